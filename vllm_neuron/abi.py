@@ -1,0 +1,58 @@
+"""The calling convention of a compiled graph: what goes in, what comes out, what is written in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor at the boundary of a graph. Always contiguous, in row-major order.
+
+    ``dtype`` is torch's own name without the prefix: ``float32``, ``bfloat16``, ``int64``, ``bool``.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Abi:
+    """Inputs and outputs in positional order.
+
+    The first ``len(aliases)`` outputs are the mutated inputs: output ``k`` is input ``aliases[k]``
+    after the call, in the same storage. The remaining outputs are the results, in fresh storage.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    aliases: tuple[int, ...] = ()
+
+    @property
+    def results(self) -> tuple[TensorSpec, ...]:
+        """The outputs that are not mutated inputs."""
+        return self.outputs[len(self.aliases) :]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists and strings, for ``metadata.json`` and for the key."""
+        return {
+            "inputs": [[spec.dtype, list(spec.shape)] for spec in self.inputs],
+            "outputs": [[spec.dtype, list(spec.shape)] for spec in self.outputs],
+            "aliases": list(self.aliases),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Abi:
+        """The inverse of :meth:`to_json`. Raises ``KeyError``, ``TypeError`` or ``ValueError`` on anything else."""
+        specs = {
+            side: tuple(TensorSpec(str(dtype), tuple(int(n) for n in shape)) for dtype, shape in data[side])
+            for side in ("inputs", "outputs")
+        }
+        aliases = tuple(int(index) for index in data["aliases"])
+        if len(aliases) > len(specs["outputs"]) or any(not 0 <= i < len(specs["inputs"]) for i in aliases):
+            raise ValueError(f"aliases {aliases} do not fit {len(specs['inputs'])} inputs")
+        return cls(specs["inputs"], specs["outputs"], aliases)
