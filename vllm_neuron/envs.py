@@ -69,7 +69,7 @@ class Variable(Generic[T]):
         return self._name_in_force() is not None
 
     def _name_in_force(self) -> str | None:
-        names = [name for name in (self.name, *self.old_names) if os.environ.get(name)]
+        names = [name for name in (self.name, *self.old_names) if os.environ.get(name, "").strip()]
         for old in (name for name in names if name in self.old_names):
             wins = f"; {self.name} is set too, and wins" if names[0] != old else ""
             _warn_once(f"{old} is an old name of {self.name}{wins}. Use {self.name}.")
@@ -131,7 +131,7 @@ def _conflict(one: Variable[bool], other: Variable[bool]) -> ConfigError:
 def _warn_about_unknown_names() -> None:
     known = {name for variable in VARIABLES for name in (variable.name, *variable.old_names)}
     for name in sorted(os.environ):
-        if name.startswith(_PREFIXES) and name not in known and os.environ[name]:
+        if name.startswith(_PREFIXES) and name not in known and os.environ[name].strip():
             nearest = difflib.get_close_matches(name, [variable.name for variable in VARIABLES], n=1, cutoff=0.0)
             _warn_once(f"{name} is not a known variable, and has no effect. Did you mean {nearest[0]}?")
 
