@@ -1,0 +1,92 @@
+"""The unit that is captured, compiled and run: one forward pass of a model, from token ids to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+from torch import nn
+from vllm.forward_context import ForwardContext, override_forward_context
+from vllm.model_executor.layers.attention import Attention
+
+from vllm_neuron.abi import TensorSpec
+from vllm_neuron.serve.attention import PagedStep, StepHolder
+from vllm_neuron.serve.buckets import Bucket
+
+STEP_INPUTS = ("input_ids", "positions", "slot_mapping", "block_tables", "logits_indices")
+
+
+def step_inputs(bucket: Bucket, block_size: int) -> dict[str, TensorSpec]:
+    """The step inputs of a bucket, in the order of ``StepModel.forward``. Padding is zeros: the null block."""
+    total = bucket.tokens * bucket.seqs
+    shapes = {
+        "input_ids": (total,),
+        "positions": (total,),
+        "slot_mapping": (total,),
+        "block_tables": (bucket.seqs, -(-bucket.context // block_size)),
+        "logits_indices": (bucket.seqs,),
+    }
+    return {name: TensorSpec("int64", shape) for name, shape in shapes.items()}
+
+
+class StepModel(nn.Module):
+    """A vLLM model with everything that a step needs as arguments: no state, no forward context to prepare.
+
+    ``layers`` are the attention layers by name, in the order of the caches. Run it inside :meth:`context`.
+    """
+
+    def __init__(self, model: nn.Module, vllm_config: Any) -> None:
+        super().__init__()
+        self.model = model
+        found: dict[str, Any] = vllm_config.compilation_config.static_forward_context
+        self.layers = {name: layer for name, layer in found.items() if isinstance(layer, Attention)}
+        self.block_size: int = vllm_config.cache_config.block_size
+        self.holder = StepHolder()
+        self._compute_logits: Any = model.compute_logits
+        self._forward_context = ForwardContext(found, cast(Any, self.holder), slot_mapping={})
+        self.eval()
+
+    def context(self) -> AbstractContextManager[None]:
+        """vLLM's forward context for this model; capture and eager runs happen inside it."""
+        held: AbstractContextManager[None] = override_forward_context(self._forward_context)
+        return held
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        block_tables: torch.Tensor,
+        logits_indices: torch.Tensor,
+        k_caches: Sequence[torch.Tensor],
+        v_caches: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """Logits [seqs, vocabulary] of the rows ``logits_indices``; the caches are written in place."""
+        caches = {name: (k_caches[i], v_caches[i]) for i, name in enumerate(self.layers)}
+        self.holder.step = PagedStep(slot_mapping, positions, block_tables, caches, self.block_size)
+        hidden = self.model(input_ids, positions)
+        self.holder.step = None
+        logits: torch.Tensor = self._compute_logits(hidden.index_select(0, logits_indices))
+        return logits
+
+    def kv_specs(self, num_blocks: int) -> list[tuple[TensorSpec, TensorSpec]]:
+        """K and V cache of each attention layer, in order: [num_blocks * block_size, kv heads, head dim]."""
+        slots = num_blocks * self.block_size
+        return [
+            (
+                TensorSpec(_name(layer.kv_cache_torch_dtype), (slots, layer.num_kv_heads, layer.head_size)),
+                TensorSpec(_name(layer.kv_cache_torch_dtype), (slots, layer.num_kv_heads, layer.head_size_v)),
+            )
+            for layer in self.layers.values()
+        ]
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters, then buffers, by the model's own names. A tied tensor has its first name only."""
+        yield from self.model.named_parameters()
+        yield from self.model.named_buffers()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
