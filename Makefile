@@ -1,0 +1,41 @@
+# Every target does its own set-up. `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON := .venv/bin/python
+ARGS ?=
+# More than one OpenMP thread on a busy machine makes small models a hundred times slower.
+export OMP_NUM_THREADS := 1
+
+.PHONY: help setup test test-slow lint demo bench bench-setup docs clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: ## make .venv/ (a few minutes the first time, nothing after that)
+	@tools/setup.sh
+
+test: setup ## run the suite, without the long matrices
+	$(PYTHON) -m pytest $(ARGS)
+
+test-slow: setup ## run the long matrices
+	$(PYTHON) -m pytest -m slow $(ARGS)
+
+lint: setup ## check style, format and types
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+demo: setup ## compile a model without its weights, serve it strictly from the cache, ask it a question
+	$(PYTHON) tools/demo.py $(ARGS)
+
+bench: setup bench-setup ## measure ours, eager PyTorch and stock vLLM side by side
+	$(PYTHON) -m benchmarks.bench $(ARGS)
+
+bench-setup: ## make .venv-stock/: stock vLLM for CPUs, for comparison only
+	@benchmarks/setup_stock.sh
+
+docs: setup ## write the generated reference pages
+	$(PYTHON) tools/generate_variable_reference.py
+
+clean: ## remove what the targets made, but the environments
+	rm -rf .demo .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,51 @@
+"""What every test stands on: no settings of the user's, a cache of its own, and real models."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from vllm_neuron import envs
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+MODELS = REPOSITORY / ".cache" / "models"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the whole run, and every process that it starts, the environment of a clean account."""
+    for variable in envs.VARIABLES:
+        for name in (variable.name, *variable.old_names):
+            os.environ.pop(name, None)
+    cache = tempfile.TemporaryDirectory(prefix="vllm-neuron-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(cache.cleanup)
+    os.environ.update(
+        VLLM_CACHE_ROOT=cache.name,
+        HF_HUB_OFFLINE="1",
+        OMP_NUM_THREADS="1",
+        TOKENIZERS_PARALLELISM="false",
+        VLLM_NO_USAGE_STATS="1",
+    )
+
+
+def _smollm2(dtype: str) -> Path:
+    folder = MODELS / f"smollm2-135m-{dtype}"
+    command = [sys.executable, str(REPOSITORY / "tools" / "make_smollm2.py"), str(folder), "--dtype", dtype]
+    subprocess.run(command, check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The packaged 135M chat model as a float32 checkpoint. Made once per clone (half a minute)."""
+    return _smollm2("float32")
+
+
+@pytest.fixture(scope="session")
+def smollm2_bf16() -> Path:
+    """The packaged 135M chat model as a bfloat16 checkpoint. Made once per clone (half a minute)."""
+    return _smollm2("bfloat16")

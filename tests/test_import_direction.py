@@ -1,0 +1,120 @@
+"""A part of the package imports only from its own floor's part, or from parts on floors below it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import vllm_neuron
+
+PACKAGE = Path(vllm_neuron.__file__).parent
+
+# Lowest first. Parts of one floor don't import each other, but for the order that is given inside the lowest.
+FLOORS = [
+    ["__init__"],
+    ["abi"],
+    ["errors"],
+    ["envs"],
+    ["metrics"],
+    ["lowering", "runtime"],
+    ["targets", "routes"],
+    ["cache", "compilers"],
+    ["compile"],
+    ["serve"],
+    ["jobs"],
+    ["cli"],
+    ["__main__"],
+]
+FLOOR_OF = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
+
+# Who may import these, wherever in a file the import stands.
+OWNERS = {
+    "vllm": ("serve", "jobs", "cli"),
+    "torch_mlir": ("lowering",),
+    "jax": ("lowering",),
+    "jaxlib": ("lowering",),
+    "iree": ("compilers/iree", "runtime/iree"),
+}
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def relative(file: Path) -> str:
+    return file.relative_to(PACKAGE).with_suffix("").as_posix()
+
+
+def part_of(file: Path) -> str:
+    return relative(file).split("/")[0]
+
+
+def imported_modules(tree: ast.Module, package: str) -> set[str]:
+    """Every module that a file names in an import statement, at its top or inside a function."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *filter(None, [base])])
+            found.update(f"{base}.{alias.name}" for alias in node.names)
+    return found
+
+
+def modules_of(file: Path) -> set[str]:
+    package = ".".join(["vllm_neuron", *file.relative_to(PACKAGE).parts[:-1]])
+    return imported_modules(ast.parse(file.read_text()), package)
+
+
+def own_parts(file: Path) -> set[str]:
+    """The parts of this package that ``file`` imports."""
+    names = [module.split(".") for module in modules_of(file)]
+    parts = {name[1] for name in names if name[0] == "vllm_neuron" and len(name) > 1}
+    return {part for part in parts if (PACKAGE / part).is_dir() or (PACKAGE / f"{part}.py").is_file()}
+
+
+@pytest.mark.parametrize("file", FILES, ids=relative)
+def test_imports_go_down(file: Path) -> None:
+    part = part_of(file)
+    upward = sorted(other for other in own_parts(file) if other != part and FLOOR_OF[other] >= FLOOR_OF[part])
+    assert not upward, f"{relative(file)} is on floor {FLOOR_OF[part]}, and imports {upward}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=relative)
+def test_heavy_libraries_stay_with_their_owners(file: Path) -> None:
+    roots = {module.split(".")[0] for module in modules_of(file)}
+    for library in roots & set(OWNERS):
+        assert relative(file).startswith(OWNERS[library]), f"{relative(file)} imports {library}"
+
+
+def test_every_part_has_a_floor() -> None:
+    assert {part_of(file) for file in FILES} <= set(FLOOR_OF)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import vllm_neuron.serve.worker", {"vllm_neuron.serve.worker"}),
+        ("def f():\n    from vllm_neuron import jobs", {"vllm_neuron.jobs"}),
+        ("if True:\n    from . import local", {"vllm_neuron.cache.local"}),
+        ("from ..serve import worker", {"vllm_neuron.serve.worker"}),
+        ("from .. import serve", {"vllm_neuron.serve"}),
+    ],
+)
+def test_the_reader_sees_every_form_of_import(source: str, expected: set[str]) -> None:
+    assert imported_modules(ast.parse(source), "vllm_neuron.cache") == expected
+
+
+def test_only_the_serve_command_reaches_up_by_name() -> None:
+    """The one call upward is resolved at run time, by a name that one file holds."""
+    above = [f"vllm_neuron.{part}" for part in ("jobs", "cli")]
+    holders: dict[str, list[str]] = {}
+    for file in (file for file in FILES if FLOOR_OF[part_of(file)] < FLOOR_OF["jobs"]):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(tuple(above)):
+                holders.setdefault(part_of(file), []).append(relative(file))
+    assert set(holders) <= {"serve"}
+    assert len(holders.get("serve", [])) <= 1, holders
