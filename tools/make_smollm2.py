@@ -48,7 +48,7 @@ def _convert(folder: Path, dtype: str) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32)
     # Rebuilt from its plain configuration, because a model that was read from GGUF refuses to be saved.
     config = loaded.config.to_dict()
-    for key in ("quantization_config", "_name_or_path"):
+    for key in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         config.pop(key, None)
     model = LlamaForCausalLM(LlamaConfig(**config))
     model.load_state_dict(loaded.state_dict(), strict=False)

@@ -1,0 +1,238 @@
+"""Compile a model without its weights, then serve it strictly from what was compiled, and ask it a question.
+
+Everything lies under ``.demo/``: ``config-only/`` is what the compile job sees, ``build/`` its own cache, ``remote/``
+the tier that both sides share, ``production/`` the server's cache, empty at each run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = ROOT / ".cache" / "models" / "smollm2-135m-float32"
+DEMO = ROOT / ".demo"
+QUESTION = "What is the capital of France?"
+EXPECTED = "Paris"
+# Four graphs: prefill of 128 and 256 tokens, decode of 1 and 2 sequences.
+SHAPE = ["--max-model-len", "512", "--max-num-seqs", "2", "--max-num-batched-tokens", "256"]
+START_LIMIT_S = 600
+STOP_LIMIT_S = 30
+COMPILATION = re.compile(r"Compiling \S+ \(key [0-9a-f]{32}\)")
+
+console = Console()
+
+
+class DemoError(Exception):
+    """Something was not as the demo promises."""
+
+
+class Clock:
+    """Seconds per phase, in the order in which the phases ran."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Announce the phase, and time it."""
+        console.print(f"[bold cyan]>[/] {name}")
+        start = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - start
+
+    def table(self) -> Table:
+        """One row per phase, and the sum."""
+        table = Table("phase", title="Where the time went")
+        table.add_column("seconds", justify="right")
+        for name, seconds in self.seconds.items():
+            table.add_row(name, f"{seconds:.1f}")
+        table.add_section()
+        table.add_row("all", f"{sum(self.seconds.values()):.1f}")
+        return table
+
+
+def wait(label: str, process: subprocess.Popen[bytes], done: Callable[[], bool], limit_s: float) -> None:
+    """Show that time passes until ``done()``. Raises :class:`DemoError` when ``process`` ends, or at the limit."""
+    start = last = time.monotonic()
+    with console.status(label) as status:
+        while not done():
+            elapsed = time.monotonic() - start
+            if process.poll() is not None:
+                raise DemoError(f"{label}: the process ended with exit status {process.returncode}")
+            if elapsed > limit_s:
+                raise DemoError(f"{label}: not done after {limit_s:.0f} s")
+            status.update(f"{label} ({elapsed:.0f} s)")
+            if not console.is_terminal and time.monotonic() - last >= 15:
+                last = time.monotonic()
+                console.print(f"  {label}: {elapsed:.0f} s")
+            time.sleep(0.2)
+
+
+def run(command: list[str], environment: dict[str, str]) -> None:
+    """Run a command whose own output tells how far it is. Raises :class:`DemoError` on a bad exit status."""
+    done = subprocess.run(command, env=environment, cwd=DEMO)
+    if done.returncode:
+        raise DemoError(f"exit status {done.returncode} from: {' '.join(command)}")
+
+
+def settings(cache: Path) -> dict[str, str]:
+    """The environment of one machine: its own local cache, and the remote tier that all share."""
+    ours = ("VLLM_NEURON_", "NEURON_", "VLLM_CACHE_ROOT")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return inherited | {
+        "VLLM_CACHE_ROOT": str(cache),
+        "NEURON_LIBTORCH_REMOTE_CACHE": str(DEMO / "remote"),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def program(name: str) -> str:
+    """A console script of this environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def strip_weights(model: Path, folder: Path) -> None:
+    """Copy all of ``model`` but its weights to ``folder``."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin"))
+    names = ", ".join(sorted(path.name for path in folder.iterdir()))
+    console.print(f"  the compile job sees only: {names}")
+
+
+def compile_ahead(folder: Path) -> None:
+    """Compile every bucket for ``cpu``, and publish it to the remote tier."""
+    command = [program("vllm-neuron"), "compile", str(folder), *SHAPE, "--target", "cpu"]
+    run(command, settings(DEMO / "build"))
+    if not any((DEMO / "remote").iterdir()):
+        raise DemoError(f"the compile job succeeded, and published nothing to {DEMO / 'remote'}")
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def server(model: Path, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A strict server with an empty local cache, in a session of its own; ended, and waited for, on the way out."""
+    cache = DEMO / "production"
+    shutil.rmtree(cache, ignore_errors=True)
+    environment = settings(cache) | {"VLLM_NEURON_DISABLE_WARMUP_COMPILE": "1"}
+    command = [program("vllm"), "serve", str(model), *SHAPE, "--served-model-name", "demo"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=environment, cwd=DEMO, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask the server to end; end its whole process group if it doesn't within :data:`STOP_LIMIT_S`."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        console.print(f"[yellow]the server was still there after {STOP_LIMIT_S} s, and was killed[/]")
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()
+
+
+def ready(url: str) -> bool:
+    """True once the server answers its health check."""
+    try:
+        return httpx.get(f"{url}/health", timeout=2).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def ask(url: str) -> str:
+    """The model's greedy answer to the question."""
+    message = {"role": "user", "content": QUESTION}
+    body = {"model": "demo", "messages": [message], "max_tokens": 32, "temperature": 0}
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
+    response.raise_for_status()
+    answer: str = response.json()["choices"][0]["message"]["content"]
+    return answer
+
+
+def serve_and_ask(clock: Clock, log: Path) -> str:
+    """Start the server, wait until it is ready, ask, and end it. Returns the answer."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with server(MODEL, port, log) as process:
+        with clock.phase("start a strict server with an empty local cache"):
+            wait("the server starts", process, lambda: ready(url), START_LIMIT_S)
+        with clock.phase("ask over HTTP"):
+            answer = ask(url)
+    if process.returncode:
+        raise DemoError(f"the server ended with exit status {process.returncode}")
+    return answer
+
+
+def report(clock: Clock, answer: str, log: Path) -> None:
+    """Print the answer, the compilations and the times. Raises :class:`DemoError` where they aren't as promised."""
+    compilations = len(COMPILATION.findall(log.read_text(errors="replace")))
+    fetched = len(list((DEMO / "production").rglob(".compilation_complete")))
+    console.print(f"\n[bold]{QUESTION}[/]\n[bold green]{answer}[/]\n")
+    console.print(f"compilations in the server: [bold]{compilations}[/]; graphs fetched from the remote: {fetched}")
+    console.print(clock.table())
+    if compilations:
+        raise DemoError(f"a strict server compiled {compilations} graphs")
+    if not fetched:
+        raise DemoError("the server fetched nothing from the remote tier")
+    if EXPECTED not in answer:
+        raise DemoError(f"the answer does not mention {EXPECTED}")
+
+
+def main() -> int:
+    """Run the demo. Returns 0 if all was as promised, else 1."""
+    DEMO.mkdir(exist_ok=True)
+    log = DEMO / "server.log"
+    log.unlink(missing_ok=True)
+    clock = Clock()
+    try:
+        with clock.phase("write the packaged model as a checkpoint (once)"):
+            run([sys.executable, str(ROOT / "tools" / "make_smollm2.py"), str(MODEL)], settings(DEMO / "build"))
+        with clock.phase("compile ahead of time, without the weights"):
+            strip_weights(MODEL, DEMO / "config-only")
+            compile_ahead(DEMO / "config-only")
+        answer = serve_and_ask(clock, log)
+        report(clock, answer, log)
+    except (DemoError, httpx.HTTPError) as error:
+        if log.exists():
+            console.print("\n".join(log.read_text(errors="replace").splitlines()[-30:]), markup=False, highlight=False)
+            console.print(f"(the whole log: {log})", markup=False)
+        console.print(f"[bold red]demo failed:[/] {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
