@@ -47,6 +47,7 @@ class IreeCompiler:
             raise ConfigError(f"IREE compiles StableHLO, not {module.format}: use the native route for {target.name}")
         return (
             "--iree-input-type=stablehlo",
+            "--iree-input-demote-f64-to-f32=false",  # by default IREE changes the signature of main
             *_target_flags(target),
             f"--iree-opt-level=O{level}",
             # With it a bf16 scatter of 128 tokens or more is fused into one stack frame, over the stack limit.
