@@ -1,0 +1,282 @@
+"""One entry of the cache: a folder that holds a compiled artifact and everything needed to trust and use it.
+
+What a folder's files say about its state:
+
+============= ======================================================================================
+state         files
+============= ======================================================================================
+ABSENT        no folder
+IN_PROGRESS   a folder without ``.compilation_complete``
+COMPLETE      ``.compilation_complete`` holds the digest of ``metadata.json``, which lists every file
+              with its size and digest, and each is as listed
+FOREIGN       as COMPLETE so far as can be read, but ``metadata.json`` has another format version
+DAMAGED       anything else: a file that lacks, differs or is no plain file; another key's entry;
+              metadata that does not parse or contradicts itself; a folder that is a symbolic link
+============= ======================================================================================
+
+An entry has no absolute path in it and needs nothing beside it, so ``cp -r`` moves one. It knows inputs and outputs by
+position only: two models can share an artifact under different parameter names. Files that are not listed are ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from pydantic import JsonValue, ValidationError
+
+from vllm_neuron.abi import Abi
+from vllm_neuron.cache import files
+from vllm_neuron.cache.key import FORMAT_VERSION, ArtifactKey, is_key, sha256
+from vllm_neuron.cache.metadata import (
+    COMPLETE_MARKER,
+    MAX_ENTRY_BYTES,
+    MAX_METADATA_BYTES,
+    METADATA_FILE,
+    FileRecord,
+    Metadata,
+    format_version_of,
+)
+from vllm_neuron.errors import CacheError, DamagedEntryError
+
+MODULE_FILES = ("graph.mlir", "graph.hlo")
+COMMAND_FILE = "command.txt"
+LOG_FILE = "compiler.log"
+
+_MAX_MARKER_BYTES = 1024
+
+
+class EntryState(Enum):
+    """See the table at the top of this module."""
+
+    ABSENT = "absent"
+    IN_PROGRESS = "in progress"
+    COMPLETE = "complete"
+    DAMAGED = "damaged"
+    FOREIGN = "of another format version"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A whole, verified entry at ``path``."""
+
+    path: Path
+    metadata: Metadata
+
+    @property
+    def key(self) -> str:
+        """Its key, 32 hexadecimal digits."""
+        return self.metadata.key
+
+    @property
+    def abi(self) -> Abi:
+        """Inputs, outputs and aliases, by position."""
+        return Abi.from_json(self.metadata.abi)
+
+    @property
+    def artifact_path(self) -> Path:
+        """The compiled artifact."""
+        return self.path / self.metadata.artifact_file
+
+    @property
+    def module_path(self) -> Path:
+        """The module that was compiled."""
+        return self.path / self.metadata.module_file
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What was found in a folder. ``metadata`` is there only when COMPLETE; ``reason`` only when it is not."""
+
+    state: EntryState
+    metadata: Metadata | None = None
+    reason: str = ""
+
+
+def write_entry(
+    folder: Path,
+    *,
+    key: ArtifactKey,
+    abi: Abi,
+    required_features: Sequence[str] = (),
+    provenance: Mapping[str, JsonValue] | None = None,
+    compile_seconds: float = 0.0,
+    peak_memory_bytes: int = 0,
+) -> Metadata:
+    """Turn a folder of files into an entry: every file to disk, then ``metadata.json``, then the marker.
+
+    The folder holds one module (``graph.mlir`` or ``graph.hlo``), one artifact (any other file whose name starts with
+    ``graph``), and whatever else is worth keeping. ``provenance`` holds plain values from which a miss is explained
+    (model, bucket, versions, options); never names of parameters. Raises ``CacheError`` where the folder can't be an
+    entry, ``OSError`` where it can't be written.
+    """
+    records = {}
+    for path in sorted(folder.iterdir()):
+        if path.name in (METADATA_FILE, COMPLETE_MARKER):
+            raise CacheError(f"{folder} already has {path.name}; an entry is finished once")
+        records[path.name] = _record(path)
+    try:
+        metadata = Metadata(
+            format_version=FORMAT_VERSION,
+            key=key.digest,
+            key_parts=dict(key.parts),
+            abi=abi.to_json(),
+            module_file=_the_one(folder, [name for name in records if name in MODULE_FILES], "module"),
+            artifact_file=_the_one(
+                folder, [name for name in records if name.startswith("graph") and name not in MODULE_FILES], "artifact"
+            ),
+            files=records,
+            required_features=tuple(required_features),
+            provenance=dict(provenance or {}),
+            compile_seconds=compile_seconds,
+            peak_memory_bytes=peak_memory_bytes,
+        )
+    except ValidationError as error:
+        raise CacheError(f"{folder} can't be made an entry: {_first_problem(error)}") from error
+    data = metadata.to_json().encode()
+    if len(data) > MAX_METADATA_BYTES:
+        raise CacheError(f"the metadata of {key} takes {len(data)} bytes, at most {MAX_METADATA_BYTES} are allowed")
+    files.write_synced(folder / METADATA_FILE, data)
+    files.write_synced(folder / COMPLETE_MARKER, f"{sha256(data)}\n".encode())
+    files.sync_folder(folder)
+    return metadata
+
+
+def _record(path: Path) -> FileRecord:
+    try:
+        with files.open_plain(path) as file:
+            os.fsync(file.fileno())
+            return FileRecord(size=os.fstat(file.fileno()).st_size, sha256=files.digest(file))
+    except files.NotAsExpected as problem:
+        raise CacheError(f"{path.parent} can't be made an entry: {problem}") from problem
+
+
+def _the_one(folder: Path, names: list[str], what: str) -> str:
+    if len(names) != 1:
+        raise CacheError(f"{folder} has {len(names)} files that could be its {what}; an entry has exactly one")
+    return names[0]
+
+
+def read_entry(path: Path, key: str) -> Entry:
+    """The entry of ``key`` at ``path``, every digest verified (once per process, while its files stay the same).
+
+    Raises ``DamagedEntryError`` where it is damaged, ``CacheError`` where it is not whole for another reason, and
+    ``OSError`` where the file system fails.
+    """
+    found = examine(path, key)
+    if found.metadata is not None:
+        return Entry(path, found.metadata)
+    kind = DamagedEntryError if found.state is EntryState.DAMAGED else CacheError
+    raise kind(f"the cache entry {path} is {found.state.value}: {found.reason}")
+
+
+def examine(path: Path, key: str, *, digests: bool = True) -> Examined:
+    """The state of ``path`` as the entry of ``key``. ``digests=False`` looks at names and sizes only.
+
+    Raises ``OSError`` where the file system fails or refuses: that says nothing about the entry.
+    """
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return Examined(EntryState.ABSENT, reason="there is no such folder")
+    except OSError:
+        if stat.S_ISDIR(path.lstat().st_mode):
+            raise
+        return Examined(EntryState.DAMAGED, reason="it is not a folder but a file or a symbolic link")
+    try:
+        return _examine_open(folder, key, digests)
+    except files.NotAsExpected as problem:
+        return Examined(EntryState.DAMAGED, reason=str(problem))
+    finally:
+        os.close(folder)
+
+
+def _examine_open(folder: int, key: str, digests: bool) -> Examined:
+    try:
+        marker = files.read_small(COMPLETE_MARKER, _MAX_MARKER_BYTES, folder)
+    except FileNotFoundError:
+        return Examined(EntryState.IN_PROGRESS, reason=f"it has no {COMPLETE_MARKER}")
+    try:
+        data = files.read_small(METADATA_FILE, MAX_METADATA_BYTES, folder)
+    except FileNotFoundError as error:
+        raise files.NotAsExpected(f"{METADATA_FILE} is missing") from error
+    if marker != f"{sha256(data)}\n".encode():
+        raise files.NotAsExpected(f"{COMPLETE_MARKER} does not hold the digest of {METADATA_FILE}")
+    version = format_version_of(data)
+    if version != FORMAT_VERSION:
+        return Examined(
+            EntryState.FOREIGN, reason=f"it has format version {version}, this release reads {FORMAT_VERSION}"
+        )
+    metadata = _parse(data)
+    if metadata.key != key:
+        raise files.NotAsExpected(f"it is the entry of key {metadata.key}")
+    _check_files(folder, metadata, digests)
+    return Examined(EntryState.COMPLETE, metadata)
+
+
+_parsed: dict[bytes, Metadata] = {}
+_verified: set[tuple[files.Identity, ...]] = set()
+
+
+def _parse(data: bytes) -> Metadata:
+    if (known := _parsed.get(data)) is not None:
+        return known
+    try:
+        metadata = Metadata.model_validate_json(data)
+    except ValidationError as error:
+        raise files.NotAsExpected(f"{METADATA_FILE}: {_first_problem(error)}") from error
+    _parsed[data] = metadata
+    return metadata
+
+
+def _check_files(folder: int, metadata: Metadata, digests: bool) -> None:
+    """Raises ``NotAsExpected`` unless every listed file is there, with its size and, if asked for, its digest."""
+    identities = tuple(
+        files.check_size(name, record.size, folder) for name, record in sorted(metadata.files.items())
+    )
+    if not digests or identities in _verified:
+        return
+    for name, record in metadata.files.items():
+        with files.open_plain(name, folder) as file:
+            if files.digest(file) != record.sha256:
+                raise files.NotAsExpected(f"the SHA-256 digest of {name} is not the one in {METADATA_FILE}")
+    _verified.add(identities)
+
+
+def copy_entry(source: Path, metadata: Metadata, into: Path) -> int:
+    """Copy the files of an entry into the empty folder ``into``, the marker last; return the bytes copied.
+
+    Copies what ``metadata`` lists, and no more bytes of it. Nothing is verified: that is for the one who publishes the
+    copy. Raises ``OSError``, or ``DamagedEntryError`` where a file is not of the listed size.
+    """
+    sizes = {name: record.size for name, record in metadata.files.items()}
+    total = sum(sizes.values())
+    if total > MAX_ENTRY_BYTES:
+        raise DamagedEntryError(f"the cache entry {source} claims {total} bytes, at most {MAX_ENTRY_BYTES} are allowed")
+    folder = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for name, size in sizes.items():
+            files.copy_exactly(name, size, folder, into / name)
+        for name, bound in ((METADATA_FILE, MAX_METADATA_BYTES), (COMPLETE_MARKER, _MAX_MARKER_BYTES)):
+            files.write_synced(into / name, files.read_small(name, bound, folder))
+    except files.NotAsExpected as problem:
+        raise DamagedEntryError(f"the cache entry {source} is damaged: {problem}") from problem
+    finally:
+        os.close(folder)
+    files.sync_folder(into)
+    return total
+
+
+def complete_keys(root: Path) -> list[str]:
+    """Keys of the entries below ``root`` that claim to be complete, sorted. Nothing is verified."""
+    return sorted(path.name for path in root.iterdir() if is_key(path.name) and (path / COMPLETE_MARKER).exists())
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]

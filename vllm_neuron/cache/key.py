@@ -1,0 +1,92 @@
+"""The key of a compiled artifact: a digest over named parts, kept by name so that a miss can be explained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm_neuron.abi import Abi
+    from vllm_neuron.lowering.module import LoweredModule
+
+logger = logging.getLogger("vllm.neuron.cache")
+
+FORMAT_VERSION = 1
+"""Version of what an entry holds. Part of every key: a release that writes another format looks elsewhere."""
+
+_DIGITS = 32
+_KEY = re.compile(rf"[0-9a-f]{{{_DIGITS}}}")
+
+
+@dataclass(frozen=True)
+class ArtifactKey:
+    """``digest`` is the first 32 hexadecimal digits of a SHA-256 over ``parts``, in whatever order they are given.
+
+    Parts, each a string: ``module`` and ``abi`` are SHA-256 digests; ``module_format``, ``compiler``,
+    ``compiler_version``, ``flags`` (a JSON list, in the order of the command line, where the last may win),
+    ``target``, ``level`` (``O2``) and ``format`` are values that a person can read.
+    """
+
+    digest: str
+    parts: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return self.digest
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, str]) -> ArtifactKey:
+        """The key over ``parts``. Each is hashed on its own, so no two sets of parts read as the same bytes."""
+        hashed = {name: sha256(value.encode()) for name, value in parts.items()}
+        digest = sha256(canonical_json(hashed).encode())[:_DIGITS]
+        if logger.isEnabledFor(logging.DEBUG):
+            for name in sorted(parts):
+                logger.debug("key %s: %s %s = %s", digest, name, hashed[name][:12], parts[name])
+        return cls(digest, dict(parts))
+
+
+def artifact_key(
+    module: LoweredModule, compiler: str, compiler_version: str, flags: Sequence[str], target: str, level: int
+) -> ArtifactKey:
+    """The key of what ``compiler`` makes of ``module``.
+
+    Left out on purpose, because the artifact does not depend on them: weights, names of parameters, paths, host,
+    user, rank, and the sources of this package (an edit that matters changes the module's bytes).
+    """
+    return ArtifactKey.from_parts(
+        {
+            "module": sha256(module.data),
+            "module_format": module.format,
+            "abi": abi_digest(module.abi),
+            "compiler": compiler,
+            "compiler_version": compiler_version,
+            "flags": canonical_json(list(flags)),
+            "target": target,
+            "level": f"O{level}",
+            "format": str(FORMAT_VERSION),
+        }
+    )
+
+
+def is_key(text: str) -> bool:
+    """Whether ``text`` has the form of a key, and so is safe to use as a file name."""
+    return _KEY.fullmatch(text) is not None
+
+
+def abi_digest(abi: Abi) -> str:
+    """SHA-256 over dtypes, shapes, order and aliasing."""
+    return sha256(canonical_json(abi.to_json()).encode())
+
+
+def canonical_json(value: Any) -> str:
+    """One text per value: sorted names, no blanks, ASCII only. Raises ``ValueError`` on NaN and infinities."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def sha256(data: bytes) -> str:
+    """SHA-256 in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
