@@ -1,0 +1,104 @@
+"""Folders that a cache keeps its things in: who may write to them, the mode they are made with, and full disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from vllm_neuron.errors import ConfigError
+
+PRIVATE_MODE = 0o700
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+FORBIDDEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+_FIX = "remove it, or choose another folder with VLLM_CACHE_ROOT"
+_LEAST_FREE_BYTES = 1 << 20
+
+
+def check_trusted(folder: Path) -> None:
+    """Raise ``ConfigError`` where ``folder`` is, or lies in, a place where another user could have put things.
+
+    Below a folder that everyone may write to (``/tmp``), and in it if it is ``folder`` itself, every step must belong
+    to this user or to root and be writable by nobody else.
+    """
+    for path in {folder, Path(os.path.realpath(folder))}:
+        public = False
+        for step in (*reversed(path.parents), path):
+            try:
+                found = step.lstat()
+            except (FileNotFoundError, PermissionError):
+                break
+            except NotADirectoryError:
+                raise ConfigError(f"the cache folder {folder}: {step.parent} is not a folder; {_FIX}") from None
+            open_to_all = stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_IWOTH)
+            if public or (open_to_all and step == path):
+                _check_step(step, found, folder)
+            public = public or open_to_all
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"the cache folder {folder} is not a folder; {_FIX}")
+
+
+def _check_step(step: Path, found: os.stat_result, folder: Path) -> None:
+    if found.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(f"the cache folder {folder} is not safe: {step} belongs to user id {found.st_uid}; {_FIX}")
+    if not stat.S_ISLNK(found.st_mode) and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"the cache folder {folder} is not safe: other users can write to {step}; "
+            f"run `chmod go-w {step}` if its content can be trusted, or {_FIX}"
+        )
+
+
+def make_folder(folder: Path) -> None:
+    """Create ``folder`` and what lacks above it, for this user only. One that exists stays as it is."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(PRIVATE_MODE, exist_ok=True)
+
+
+def make_inner(folder: Path) -> None:
+    """Create a folder inside a tier's root, open to whom the root is open, whatever the umask."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return
+    folder.chmod(mode_of(folder.parent))
+
+
+def mode_of(root: Path) -> int:
+    """The mode bits of a tier's root folder: what is made in it follows them."""
+    return stat.S_IMODE(root.stat().st_mode)
+
+
+def open_to_readers(entry: Path, root: Path) -> None:
+    """Let those who may read the root read the entry; nobody but its owner may write to it."""
+    mode = mode_of(root)
+    for path in entry.iterdir():
+        path.chmod(0o600 | (mode & 0o044))
+    entry.chmod(0o700 | (mode & 0o055))
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the file system of an existing folder has next to nothing left for this user."""
+    try:
+        return shutil.disk_usage(folder).free < _LEAST_FREE_BYTES
+    except OSError:
+        return False
+
+
+def refuses_writing(error: BaseException, folder: Path) -> bool:
+    """Whether an error, or what it came from, says that nothing can be written to ``folder``."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError):
+            if seen.errno in FULL:
+                return True
+            named = [name for name in (seen.filename, seen.filename2) if isinstance(name, str | os.PathLike)]
+            if seen.errno in FORBIDDEN and any(Path(name).is_relative_to(folder) for name in named):
+                return True
+        seen = seen.__cause__ or seen.__context__
+    return folder.exists() and is_full(folder)
