@@ -1,0 +1,55 @@
+"""The one rule for publishing to a folder: written aside, verified, renamed; a loser uses what won."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from vllm_neuron.cache import files
+from vllm_neuron.cache.entry import EntryState, Examined, examine, read_entry
+from vllm_neuron.errors import CacheError
+
+_TAKEN = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
+ATTEMPTS = 16
+
+
+def place(staged: Path, target: Path, key: str, set_aside: Callable[[Examined], object]) -> bool:
+    """Give the staged entry of ``key`` its name ``target``. True: ours landed. False: a whole one was there.
+
+    Anything at ``target`` that is not whole is handed to ``set_aside``, which moves it away. Raises ``CacheError`` or
+    ``DamagedEntryError`` where the staged entry is not whole, ``OSError`` where the file system refuses.
+    """
+    read_entry(staged, key)
+    for _ in range(ATTEMPTS):
+        try:
+            staged.rename(target)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+        else:
+            files.sync_folder(target.parent)
+            return True
+        found = examine(target, key)
+        if found.state is EntryState.COMPLETE:
+            return False
+        if found.state is not EntryState.ABSENT:
+            set_aside(found)
+    raise CacheError(f"{target} can't be published: something that is not whole comes back in its place each time")
+
+
+def move_aside(target: Path, aside: Path, key: str) -> bool:
+    """Move an entry that was found not to be whole to the new name ``aside``. True if that is where it is now.
+
+    Between the look and the move someone may have replaced it with a whole one; that one is put back.
+    """
+    try:
+        target.rename(aside)
+    except FileNotFoundError:
+        return False
+    if examine(aside, key).state is not EntryState.COMPLETE:
+        return True
+    with suppress(OSError):  # A third process may have published in the meantime. Then its entry stands.
+        aside.rename(target)
+    return False
