@@ -1,0 +1,179 @@
+"""The cache as everything above it sees it: one lookup over the local tier and the remote ones."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from vllm_neuron import envs
+from vllm_neuron.cache.entry import Entry
+from vllm_neuron.cache.explain import Neighbour, nearest
+from vllm_neuron.cache.local import LocalTier, PrivateTier
+from vllm_neuron.cache.lock import LockState
+from vllm_neuron.cache.metadata import Metadata
+from vllm_neuron.cache.remote import RemoteTier, open_remotes
+from vllm_neuron.errors import CacheError
+
+logger = logging.getLogger("vllm.neuron.cache")
+
+
+@dataclass(frozen=True)
+class Found:
+    """An entry that is now in the local tier. ``tier`` is where this lookup had it from; ``source`` names the store."""
+
+    entry: Entry
+    tier: Literal["local", "remote"]
+    source: str
+
+
+@dataclass
+class TierCounters:
+    """What one tier did for this process. ``bytes`` were fetched from it; ``seconds`` were spent on lookups in it."""
+
+    hits: int = 0
+    misses: int = 0
+    fetches: int = 0
+    bytes: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, float]:
+        """Plain numbers by name."""
+        return asdict(self)
+
+
+class TieredCache:
+    """A local tier before any number of remote ones, asked in order; the first that has an entry serves it."""
+
+    def __init__(self, local: LocalTier, remotes: Sequence[RemoteTier] = ()) -> None:
+        self.local = local
+        self.remotes = list(remotes)
+        self.counters = {name: TierCounters() for name in (local.name, *(remote.name for remote in self.remotes))}
+
+    @classmethod
+    def from_environment(cls) -> TieredCache:
+        """The cache that the variables describe. With the cache disabled: a store of this process alone, no remotes.
+
+        Raises ``ConfigError`` where a tier can't be what a variable says.
+        """
+        if envs.DISABLE_COMPILE_CACHE.get():
+            return cls(PrivateTier())
+        return cls(LocalTier(Path(envs.get_neuron_compile_cache_dir())), open_remotes(envs.REMOTE_CACHE.get()))
+
+    def lookup(self, key: str) -> Found | None:
+        """The entry of ``key``, verified, from the first tier that has it, or None.
+
+        From a remote tier it is fetched into the local one, by one process per host; others wait for that one.
+        A remote tier that fails is passed over with a warning.
+        """
+        entry = self._from_local(key)
+        if entry is not None:
+            return Found(entry, "local", self.local.name)
+        if not self.remotes:
+            return None
+        with self.lock(key):
+            if (entry := self.local.lookup(key)) is not None:
+                return Found(entry, "local", self.local.name)
+            for remote in self.remotes:
+                if (entry := self._from_remote(remote, key)) is not None:
+                    return Found(entry, "remote", remote.name)
+        return None
+
+    def where(self, key: str) -> list[str]:
+        """Names of the tiers that have a finished entry of ``key``. Fetches nothing, waits for nobody."""
+        names = [self.local.name] if self.local.lookup(key) is not None else []
+        return names + [remote.name for remote in self.remotes if _metadata(remote, key) is not None]
+
+    def publish_remote(self, entry: Entry) -> bool:
+        """Store an entry in every remote tier that takes any. True if ours landed in one; False if all had it.
+
+        Does nothing without a remote tier. Raises ``CacheError`` where it can't.
+        """
+        writable = [remote for remote in self.remotes if not remote.read_only]
+        if self.remotes and not writable:
+            raise CacheError(f"entry {entry.key} can't be published: {', '.join(self.counters)} take no new entries")
+        landed = [self._to_remote(remote, entry) for remote in writable]
+        return any(landed)
+
+    def lock(self, key: str) -> AbstractContextManager[LockState]:
+        """Be the only one on this host that works on ``key``. See ``LocalTier.lock``."""
+        return self.local.lock(key)
+
+    def describe(self) -> list[str]:
+        """One line per tier, in the order in which they are asked."""
+        kind = self.local.name if self.local.writable else f"{self.local.name}, read-only"
+        lines = [f"{self.local.root} ({kind})"]
+        return lines + [f"{remote.name} (remote{', read-only' if remote.read_only else ''})" for remote in self.remotes]
+
+    def nearest(self, parts: Mapping[str, str], provenance: Mapping[str, object], limit: int = 3) -> list[Neighbour]:
+        """The entries of all tiers that differ least from what is looked for, and in what, best first."""
+        local = [self.local.lookup(key) for key in self.local.keys()]  # noqa: SIM118
+        candidates = [(self.local.name, entry.metadata) for entry in local if entry is not None]
+        for remote in self.remotes:
+            found = [_metadata(remote, key) for key in _keys(remote)]
+            candidates.extend((remote.name, metadata) for metadata in found if metadata is not None)
+        return nearest(parts, provenance, candidates, limit)
+
+    def _from_local(self, key: str) -> Entry | None:
+        counters = self.counters[self.local.name]
+        start = time.perf_counter()
+        entry = self.local.lookup(key)
+        counters.seconds += time.perf_counter() - start
+        if entry is None:
+            counters.misses += 1
+        else:
+            counters.hits += 1
+        return entry
+
+    def _from_remote(self, remote: RemoteTier, key: str) -> Entry | None:
+        counters = self.counters[remote.name]
+        start = time.perf_counter()
+        try:
+            metadata = remote.metadata(key)
+            if metadata is None:
+                counters.misses += 1
+                return None
+            entry = self.local.build(key, lambda folder: _fetch(remote, key, folder))
+        except (OSError, CacheError) as error:
+            counters.failures += 1
+            logger.warning("Key %s can't be had from the remote cache %s: %s", key, remote.name, error)
+            return None
+        finally:
+            counters.seconds += time.perf_counter() - start
+        counters.hits += 1
+        counters.fetches += 1
+        counters.bytes += metadata.size
+        return entry
+
+    def _to_remote(self, remote: RemoteTier, entry: Entry) -> bool:
+        try:
+            return remote.publish(entry)
+        except (OSError, CacheError) as error:
+            self.counters[remote.name].failures += 1
+            raise CacheError(f"entry {entry.key} can't be published to {remote.name}: {error}") from error
+
+
+def _fetch(remote: RemoteTier, key: str, into: Path) -> None:
+    if not remote.fetch(key, into):
+        raise CacheError("the entry went away while it was to be fetched")
+
+
+def _metadata(remote: RemoteTier, key: str) -> Metadata | None:
+    try:
+        return remote.metadata(key)
+    except (OSError, CacheError) as error:
+        logger.warning("The remote cache %s can't be asked for key %s: %s", remote.name, key, error)
+        return None
+
+
+def _keys(remote: RemoteTier) -> list[str]:
+    try:
+        return remote.keys()
+    except (OSError, CacheError) as error:
+        logger.warning("The entries of the remote cache %s can't be listed: %s", remote.name, error)
+        return []
