@@ -1,0 +1,92 @@
+"""``vllm-neuron compile`` and ``plan``: vLLM's own options, and where and for what to compile."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from vllm_neuron import envs
+
+PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+class EntryPoint(StrEnum):
+    """Whose defaults to take: the server's, or those of ``LLM(...)``."""
+
+    SERVER = "server"
+    LLM = "llm"
+
+
+Model = Annotated[str, typer.Argument(help="Folder or hub id; its weights are not read.")]
+Targets = Annotated[
+    list[str] | None, typer.Option("--target", help="What to compile for; may be given several times. Default: cpu.")
+]
+Remote = Annotated[str | None, typer.Option("--remote", help="Remote tier to publish to.")]
+For = Annotated[EntryPoint, typer.Option("--for", help="Whose default sizes to take.")]
+
+
+def compile_model(
+    context: typer.Context,
+    model: Model,
+    target: Targets = None,
+    remote: Remote = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Most compilers at once.")] = None,
+    report: Annotated[Path | None, typer.Option("--report", help="Write a JSON report to this file.")] = None,
+    entry_point: For = EntryPoint.SERVER,
+) -> None:
+    """Compile every graph of MODEL without its weights, and publish the artifacts. Takes every option of `vllm serve`."""
+    _set(envs.REMOTE_CACHE, remote)
+    _set(envs.COMPILE_WORKERS, workers)
+    result = _run(context, model, target, entry_point)
+    if report is not None:
+        result.write(report)
+    result.print(Console())
+    sys.exit(result.exit_code)
+
+
+def plan(
+    context: typer.Context,
+    model: Model,
+    target: Targets = None,
+    remote: Remote = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a graph is in no tier.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    entry_point: For = EntryPoint.SERVER,
+) -> None:
+    """Show every graph of MODEL with its key, and whether a tier has it. Compiles nothing."""
+    _set(envs.REMOTE_CACHE, remote)
+    os.environ[envs.DISABLE_WARMUP_COMPILE.name] = "1"
+    result = _run(context, model, target, entry_point)
+    if as_json:
+        typer.echo(json.dumps(result.to_json(), indent=2))
+    else:
+        result.print(Console())
+    sys.exit(result.exit_code if check else 0)
+
+
+def _set(variable: envs.Variable[Any], value: object) -> None:
+    """An option of the command line is its variable: what reads the variable needs to know nothing of the option."""
+    if value is not None:
+        os.environ[variable.name] = str(value)
+
+
+def _run(context: typer.Context, model: str, targets: list[str] | None, entry_point: EntryPoint) -> Any:
+    os.environ[envs.CPU_COMPILE.name] = "1"
+    targets = targets or [envs.TARGET_OVERRIDE.get() or "cpu"]
+    os.environ[envs.TARGET_OVERRIDE.name] = targets[0]
+    # vLLM takes seconds to import: not for --help, nor for a mistake that can be told without it.
+    from vllm_neuron.targets import resolve_target
+
+    for target in targets:
+        resolve_target(target)
+    envs.check_environment()
+    from vllm_neuron.jobs.command_line import compile_for_targets
+
+    return compile_for_targets(model, context.args, targets, entry_point.value)

@@ -1,0 +1,53 @@
+"""The ``vllm-neuron`` command: parse, call, print."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from vllm_neuron import __version__
+from vllm_neuron.cli import cache, compile_command, targets
+from vllm_neuron.errors import ConfigError, NeuronError
+
+app = typer.Typer(
+    name="vllm-neuron",
+    help="Compile LLM graphs ahead of time, and look after the cache that they are kept in.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("compile", context_settings=compile_command.PASS_THROUGH)(compile_command.compile_model)
+app.command("plan", context_settings=compile_command.PASS_THROUGH)(compile_command.plan)
+app.command("targets")(targets.show_targets)
+app.add_typer(cache.app, name="cache")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Console entry. Exit codes: 0 all there, 1 something is missing or failed, 2 bad arguments."""
+    try:
+        app()
+    except ConfigError as error:
+        fail(error, 2)
+    except NeuronError as error:
+        fail(error, 1)
+
+
+def fail(error: Exception, code: int) -> None:
+    """Print ``error`` as the one line that a user gets, and exit with ``code``."""
+    typer.echo(f"vllm-neuron: error: {error}", err=True)
+    sys.exit(code)

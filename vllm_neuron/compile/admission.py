@@ -1,0 +1,57 @@
+"""One bound per host on compilers that run at the same time, whatever the number of ranks, workers and servers.
+
+A compiler process needs gigabytes. Each takes a slot first: a kernel lock on one of a few files that every process of
+this user shares through the local tier. The kernel frees the slot when its holder ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+from filelock import FileLock, Timeout
+
+from vllm_neuron import envs
+from vllm_neuron.runtime.cpu import usable_cores
+
+_POLL_SECONDS = 0.05
+
+
+def compile_workers(memory_per_compile: int) -> int:
+    """How many compilers may run at once: the variable's number, bounded by this host's cores and memory."""
+    by_memory = _memory_limit_bytes() // max(memory_per_compile, 1)
+    return max(1, min(envs.COMPILE_WORKERS.get(), usable_cores(), by_memory))
+
+
+@contextlib.contextmanager
+def compile_slot(folder: Path | None, slots: int) -> Iterator[None]:
+    """Hold one of ``slots`` places in ``folder`` while a compiler runs. Waits for one, fairly enough: in no order.
+
+    ``folder`` is None where processes share nothing (a disabled or unwritable local tier): no bound is kept then.
+    """
+    if folder is None:
+        yield
+        return
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    locks = [FileLock(folder / f"slot-{index}.lock", mode=0o600) for index in range(slots)]
+    while True:
+        for lock in locks:
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                continue
+            try:
+                yield
+            finally:
+                lock.release()
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _memory_limit_bytes() -> int:
+    from vllm_neuron.runtime.cpu import available_memory_bytes
+
+    return min(available_memory_bytes(), psutil.virtual_memory().total)

@@ -1,0 +1,33 @@
+"""The error of a strict start: every miss at once, where it was looked for, what is near, and what fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_neuron.cache.key import ArtifactKey
+from vllm_neuron.cache.tiers import TieredCache
+from vllm_neuron.errors import CacheMissError
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A graph that no tier has: its name (such as ``decode_b4``), its key, and what it was made from."""
+
+    graph: str
+    key: ArtifactKey
+    provenance: Mapping[str, Any]
+
+
+def miss_error(cache: TieredCache, model: str, misses: Sequence[Miss], graphs: int, command: str) -> CacheMissError:
+    """One error for all ``misses`` among the ``graphs`` of ``model``; ``command`` is the command line that fills them."""
+    lines = [
+        f"Strict mode: {len(misses)} of {graphs} graphs of {model} are in no tier of the cache.",
+        *(f"  {miss.graph}  key {miss.key.digest}" for miss in misses),
+        f"Searched: {'; '.join(cache.describe())}.",
+    ]
+    for neighbour in cache.nearest(misses[0].key.parts, misses[0].provenance, limit=1):
+        lines.append(f"Nearest to {misses[0].graph}: {neighbour}.")
+    lines.append(f"To fill the cache, run: {command}")
+    return CacheMissError("\n".join(lines))

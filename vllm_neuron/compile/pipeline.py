@@ -1,0 +1,173 @@
+"""From a lowered module to a finished entry: key, look up, and compile what no tier has.
+
+One lookup serves every caller, user code and server and job: local, then remote, then compile, or in strict mode fail.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from vllm_neuron import envs
+from vllm_neuron.cache.entry import Entry, write_entry
+from vllm_neuron.cache.key import ArtifactKey, artifact_key
+from vllm_neuron.cache.tiers import TieredCache
+from vllm_neuron.compile.admission import compile_slot, compile_workers
+from vllm_neuron.compilers.base import Compiler, compiler_for, run_compiler
+from vllm_neuron.errors import CacheError, CacheMissError
+from vllm_neuron.lowering.module import LoweredModule
+from vllm_neuron.targets import Target, compile_target, lookup_targets
+
+logger = logging.getLogger("vllm.neuron.compile")
+
+DEFAULT_LEVEL = 2
+
+
+class Source(StrEnum):
+    """Where an entry came from."""
+
+    LOCAL = "local"
+    REMOTE = "remote"
+    COMPILED = "compiled"
+
+
+class Publish(StrEnum):
+    """What is owed to the remote tier: nothing, an attempt, or an entry that is there, else an error."""
+
+    NONE = "none"
+    BEST_EFFORT = "best effort"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """A finished entry for one module.
+
+    ``seconds`` is the time spent to look up, wait, fetch, compile and publish. ``published`` says that the remote tier
+    got the entry from here.
+    """
+
+    key: ArtifactKey
+    entry: Entry
+    source: Source
+    target: Target
+    seconds: float
+    published: bool = False
+
+
+class Pipeline:
+    """Resolves modules to entries for one route, level and list of targets.
+
+    ``targets`` are looked up in order; a miss of all is compiled for ``compile_for``.
+    """
+
+    def __init__(
+        self,
+        cache: TieredCache,
+        compile_for: Target,
+        targets: Sequence[Target],
+        level: int = DEFAULT_LEVEL,
+        *,
+        strict: bool = False,
+        publish: Publish = Publish.NONE,
+    ) -> None:
+        self.cache = cache
+        self.compile_for = compile_for
+        self.targets = list(targets)
+        self.level = level
+        self.strict = strict
+        self.publish = publish
+
+    @classmethod
+    def from_environment(cls, level: int = DEFAULT_LEVEL) -> Pipeline:
+        """The pipeline that the variables describe. Raises :class:`ConfigError` where they contradict one another."""
+        strict = envs.strict()
+        publish = Publish.NONE if strict else Publish.BEST_EFFORT
+        cache = TieredCache.from_environment()
+        return cls(cache, compile_target(), lookup_targets(), level, strict=strict, publish=publish)
+
+    def key(self, module: LoweredModule, target: Target | None = None) -> ArtifactKey:
+        """The key of ``module`` for ``target``, by default the one that a miss is compiled for."""
+        target = target or self.compile_for
+        compiler = compiler_for(target)
+        flags = compiler.flags(target, self.level, module)
+        return artifact_key(module, compiler.name, compiler.version(), flags, target.name, self.level)
+
+    def lookup(self, module: LoweredModule) -> Resolution | None:
+        """The best entry that a tier has, or None. Compiles nothing."""
+        start = time.monotonic()
+        for target in self.targets:
+            key = self.key(module, target)
+            found = self.cache.lookup(key.digest)
+            if found is not None:
+                return Resolution(key, found.entry, Source(found.tier), target, time.monotonic() - start)
+        return None
+
+    def resolve(self, module: LoweredModule, provenance: Mapping[str, Any]) -> Resolution:
+        """The entry for ``module``, compiled if no tier has it, and published as the policy says.
+
+        ``provenance`` is stored beside a new entry, unhashed, so that a later miss can be explained; its ``graph`` is
+        the name for messages. Raises :class:`CacheMissError` in strict mode, :class:`CompileError` where the compiler
+        fails, :class:`CacheError` where a required publish fails.
+        """
+        start = time.monotonic()
+        resolution = self.lookup(module) or self._compile_once(module, provenance)
+        published = self._publish(resolution)
+        return replace(resolution, seconds=time.monotonic() - start, published=published)
+
+    def _compile_once(self, module: LoweredModule, provenance: Mapping[str, Any]) -> Resolution:
+        key = self.key(module)
+        if self.strict:
+            raise CacheMissError(
+                f"Strict mode: graph {provenance.get('graph', 'of user code')} (key {key.digest}) "
+                f"is in none of: {', '.join(self.cache.describe())}"
+            )
+        with self.cache.lock(key.digest):
+            # Another process may have compiled it while this one waited.
+            found = self.cache.lookup(key.digest)
+            if found is not None:
+                return Resolution(key, found.entry, Source(found.tier), self.compile_for, 0.0)
+            entry = self._compile(module, key, provenance)
+        return Resolution(key, entry, Source.COMPILED, self.compile_for, 0.0)
+
+    def _publish(self, resolution: Resolution) -> bool:
+        if self.publish is Publish.REQUIRED:
+            return self.cache.publish_remote(resolution.entry)
+        if self.publish is Publish.BEST_EFFORT and resolution.source is Source.COMPILED:
+            try:
+                return self.cache.publish_remote(resolution.entry)
+            except CacheError as error:
+                logger.warning("%s was compiled, but not published: %s", resolution.key.digest, error)
+        return False
+
+    def _compile(self, module: LoweredModule, key: ArtifactKey, provenance: Mapping[str, Any]) -> Entry:
+        compiler = compiler_for(self.compile_for)
+        flags = compiler.flags(self.compile_for, self.level, module)
+        graph = provenance.get("graph", "a graph of user code")
+
+        def fill(folder: Path) -> None:
+            (folder / module.file_name).write_bytes(module.data)
+            with compile_slot(self.cache.local.shared_folder("slots"), compile_workers(compiler.memory_bytes)):
+                logger.info("Compiling %s for %s (key %s)", graph, self.compile_for.name, key.digest)
+                report = run_compiler(compiler, folder, module.file_name, flags, artifact_name(compiler, key))
+            write_entry(
+                folder,
+                key=key,
+                abi=module.abi,
+                required_features=compiler.required_features(self.compile_for),
+                provenance=provenance,
+                compile_seconds=report.seconds,
+                peak_memory_bytes=report.peak_memory_bytes,
+            )
+
+        return self.cache.local.build(key.digest, fill)
+
+
+def artifact_name(compiler: Compiler, key: ArtifactKey) -> str:
+    """``graph.vmfb``; a NEFF carries its key in its name, as the reference's does."""
+    return f"graph_{key.digest}.neff" if compiler.artifact_suffix == "neff" else f"graph.{compiler.artifact_suffix}"

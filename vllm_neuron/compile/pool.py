@@ -1,0 +1,61 @@
+"""Many graphs at once: each is resolved as soon as it has been lowered, while the next is still being captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_neuron.compile.admission import compile_workers
+from vllm_neuron.compile.pipeline import Pipeline, Resolution
+from vllm_neuron.compilers.base import compiler_for
+from vllm_neuron.errors import NeuronError
+from vllm_neuron.lowering.module import LoweredModule
+
+
+@dataclass(frozen=True)
+class GraphRequest:
+    """One named graph to resolve, with the provenance that a new entry for it records."""
+
+    name: str
+    module: LoweredModule
+    provenance: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class GraphOutcome:
+    """What became of one request: a resolution, or the error that prevented it."""
+
+    request: GraphRequest
+    resolution: Resolution | None
+    error: NeuronError | None
+
+
+def resolve_all(
+    pipeline: Pipeline,
+    requests: Iterable[GraphRequest],
+    on_outcome: Callable[[GraphOutcome], None] = lambda outcome: None,
+) -> list[GraphOutcome]:
+    """Resolve every request, in the order given; one failure does not stop the others.
+
+    ``requests`` may be slow to produce: work on those that it has given goes on meanwhile. ``on_outcome`` is called in
+    this thread, as outcomes come. An error that is not a :class:`NeuronError` is a defect, and is raised.
+    """
+    workers = compile_workers(compiler_for(pipeline.compile_for).memory_bytes)
+    with ThreadPoolExecutor(workers, thread_name_prefix="neuron-compile") as pool:
+        try:
+            futures = [pool.submit(_resolve, pipeline, request) for request in requests]
+            for future in as_completed(futures):
+                on_outcome(future.result())
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    return [future.result() for future in futures]
+
+
+def _resolve(pipeline: Pipeline, request: GraphRequest) -> GraphOutcome:
+    try:
+        return GraphOutcome(request, pipeline.resolve(request.module, request.provenance), None)
+    except NeuronError as error:
+        return GraphOutcome(request, None, error)

@@ -1,0 +1,60 @@
+"""Compile jobs from a command line: of ``vllm-neuron compile``, and of ``vllm serve`` in compile-only mode."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from vllm_neuron import envs
+from vllm_neuron.jobs.compile_only import compile_model
+from vllm_neuron.jobs.report import JobReport
+
+_USAGE = {"server": UsageContext.OPENAI_API_SERVER, "llm": UsageContext.LLM_CLASS}
+
+
+def compile_for_targets(model: str, options: Sequence[str], targets: Sequence[str], entry_point: str) -> JobReport:
+    """Compile ``model`` with vLLM's command-line ``options`` for every target, one after the other.
+
+    A configuration is made per target, because sizes that vLLM derives from memory differ. Exits with 2 on an option
+    that vLLM does not know; raises :class:`ConfigError` for a configuration that can't be served.
+    """
+    parser = make_arg_parser(FlexibleArgumentParser(prog="vllm-neuron compile"))
+    arguments = parser.parse_args([model, *options])
+    return compile_arguments(arguments, targets, entry_point)
+
+
+def compile_arguments(arguments: argparse.Namespace, targets: Sequence[str], entry_point: str) -> JobReport:
+    """As :func:`compile_for_targets`, from arguments that vLLM's parser has read."""
+    if arguments.model_tag is not None:
+        arguments.model = arguments.model_tag
+    start = time.monotonic()
+    reports = []
+    for target in targets:
+        os.environ[envs.TARGET_OVERRIDE.name] = target
+        reports.append(compile_model(engine_config(arguments, entry_point)))
+    report = JobReport(reports[0].model, [line for each in reports for line in each.graphs], reports[0].tiers)
+    report.seconds = time.monotonic() - start
+    return report
+
+
+def engine_config(arguments: argparse.Namespace, entry_point: str) -> Any:
+    """vLLM's configuration, as its server or ``LLM(...)`` would make it from these arguments."""
+    return AsyncEngineArgs.from_cli_args(arguments).create_engine_config(_USAGE[entry_point])
+
+
+def serve_command(arguments: argparse.Namespace) -> int:
+    """What ``vllm serve`` does in compile-only mode: the job, its report on the terminal, and the exit code."""
+    target = envs.TARGET_OVERRIDE.get()
+    assert target is not None, "checked when the platform was handed the parser"
+    report = compile_arguments(arguments, [target], "server")
+    report.print(Console())
+    return report.exit_code

@@ -1,0 +1,82 @@
+"""The compile-only job: every graph of a model captured, compiled and published, nothing executed, no weight read."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from vllm_neuron import envs
+from vllm_neuron.cache.tiers import TieredCache
+from vllm_neuron.compile.pipeline import Pipeline, Publish
+from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
+from vllm_neuron.errors import CacheMissError
+from vllm_neuron.jobs.report import GraphLine, JobReport
+from vllm_neuron.serve.buckets import Bucket, buckets_for
+from vllm_neuron.serve.provenance import provenance
+from vllm_neuron.serve.tracing import trace
+from vllm_neuron.targets import Target, compile_target
+
+logger = logging.getLogger("vllm.neuron.job")
+
+OnLine = Callable[[GraphLine, int, int], None]
+
+
+def compile_model(vllm_config: Any, on_line: OnLine | None = None) -> JobReport:
+    """Compile every graph of one configuration for the target in force, and publish what the remote tier lacks.
+
+    In strict mode nothing is compiled or published: the report says what is missing. ``on_line`` is called as graphs
+    finish, with the line, how many are done and how many there are. Raises :class:`CaptureError` or
+    :class:`UnsupportedOpError` where a graph can't be captured; what the compiler or a tier refuses is in the report.
+    """
+    start = time.monotonic()
+    target = compile_target()
+    buckets = buckets_for(vllm_config)
+    pipeline = _pipeline(target, int(vllm_config.optimization_level))
+    report = JobReport(vllm_config.model_config.model, tiers=pipeline.cache.describe())
+    logger.info("Compiling %d graphs of %s for %s", len(buckets), report.model, target.name)
+    done: list[str] = []
+
+    def finished(outcome: GraphOutcome) -> None:
+        done.append(outcome.request.name)
+        line = _line(pipeline, outcome, target)
+        logger.info("%s: %s (%d of %d, %.1f s)", line.graph, line.source, len(done), len(buckets), line.seconds)
+        if on_line is not None:
+            on_line(line, len(done), len(buckets))
+
+    outcomes = resolve_all(pipeline, _requests(vllm_config, buckets), finished)
+    report.graphs = [_line(pipeline, outcome, target) for outcome in outcomes]
+    report.seconds = time.monotonic() - start
+    return report
+
+
+def _pipeline(target: Target, level: int) -> Pipeline:
+    strict = envs.strict()
+    publish = Publish.NONE if strict else Publish.REQUIRED
+    return Pipeline(TieredCache.from_environment(), target, [target], level, strict=strict, publish=publish)
+
+
+def _requests(vllm_config: Any, buckets: list[Bucket]) -> Iterator[GraphRequest]:
+    for traced in trace(vllm_config, buckets):
+        yield GraphRequest(traced.bucket.name, traced.module, provenance(vllm_config, traced.bucket))
+
+
+def _line(pipeline: Pipeline, outcome: GraphOutcome, target: Target) -> GraphLine:
+    request, resolution = outcome.request, outcome.resolution
+    if resolution is None:
+        source = "missing" if isinstance(outcome.error, CacheMissError) else "failed"
+        return GraphLine(
+            request.name, target.name, source, pipeline.key(request.module).digest, error=str(outcome.error)
+        )
+    compiled = resolution.source.value == "compiled"
+    return GraphLine(
+        request.name,
+        target.name,
+        resolution.source.value,
+        resolution.key.digest,
+        resolution.seconds,
+        resolution.entry.artifact_path.stat().st_size,
+        resolution.entry.metadata.peak_memory_bytes if compiled else 0,
+        resolution.published,
+    )

@@ -1,0 +1,102 @@
+"""What a compile job did, per graph: for a person, for a pipeline, and as an exit code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class GraphLine:
+    """One graph for one target. ``source`` is local, remote, compiled, missing or failed."""
+
+    graph: str
+    target: str
+    source: str
+    key: str = ""
+    seconds: float = 0.0
+    artifact_bytes: int = 0
+    peak_memory_bytes: int = 0
+    published: bool = False
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """True if production will find the graph."""
+        return self.source not in ("missing", "failed")
+
+
+@dataclass
+class JobReport:
+    """All graphs of one job."""
+
+    model: str
+    graphs: list[GraphLine] = field(default_factory=list)
+    tiers: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every graph is there, else 1."""
+        return 0 if self.graphs and all(line.ok for line in self.graphs) else 1
+
+    def count(self, source: str) -> int:
+        """How many graphs came from ``source``."""
+        return sum(line.source == source for line in self.graphs)
+
+    def summary(self) -> str:
+        """One sentence with the numbers that matter."""
+        parts = [f"{self.count(source)} {text}" for source, text in _SUMMARY.items() if self.count(source)]
+        published = sum(line.published for line in self.graphs)
+        where = f"; {published} newly published" if published else ""
+        return f"{self.model}: {len(self.graphs)} graphs in {self.seconds:.1f} s: {', '.join(parts) or 'none'}{where}."
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain values, for ``--report``."""
+        return {
+            "model": self.model,
+            "seconds": round(self.seconds, 3),
+            "exit_code": self.exit_code,
+            "tiers": self.tiers,
+            "graphs": [asdict(line) for line in self.graphs],
+        }
+
+    def write(self, path: Path) -> None:
+        """Write :meth:`to_json` to ``path``. Raises ``OSError``."""
+        path.write_text(json.dumps(self.to_json(), indent=2) + "\n")
+
+    def print(self, console: Console) -> None:
+        """A table of the graphs, the errors in full, and the summary."""
+        table = Table(title=f"Graphs of {self.model}", title_justify="left")
+        for column in ("graph", "target", "result", "seconds", "artifact", "memory", "key"):
+            numeric = column in ("seconds", "artifact", "memory")
+            table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
+        for line in self.graphs:
+            table.add_row(
+                line.graph,
+                line.target,
+                line.source + (", published" if line.published else ""),
+                f"{line.seconds:.1f}",
+                f"{line.artifact_bytes / 1024:.0f} KiB" if line.artifact_bytes else "",
+                f"{line.peak_memory_bytes / 2**20:.0f} MiB" if line.peak_memory_bytes else "",
+                line.key,
+            )
+        console.print(table)
+        for line in self.graphs:
+            if line.error:
+                console.print(f"{line.graph}: {line.error}", style="red", markup=False, highlight=False)
+        console.print(self.summary(), markup=False, highlight=False)
+
+
+_SUMMARY = {
+    "compiled": "compiled",
+    "local": "already in the local tier",
+    "remote": "already in the remote tier",
+    "missing": "missing",
+    "failed": "failed",
+}

@@ -1,0 +1,104 @@
+"""The compiled graphs of a model, loaded and bound: what the runner calls at every step."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from vllm_neuron.abi import TensorSpec
+from vllm_neuron.errors import NeuronError
+from vllm_neuron.runtime.base import BoundCall
+from vllm_neuron.runtime.cpu import check_features
+from vllm_neuron.runtime.iree import ALIGNMENT, IreeExecutable
+from vllm_neuron.serve.buckets import Bucket
+from vllm_neuron.serve.executor import Inputs
+from vllm_neuron.serve.graphs import CompiledGraph, GraphSet
+
+logger = logging.getLogger("vllm.neuron.executable")
+
+
+class BindingError(NeuronError, RuntimeError):
+    """A graph expects an input that the loaded model does not have, or has in another shape or dtype."""
+
+
+@dataclass(frozen=True)
+class _LoadedGraph:
+    call: BoundCall
+    staging: dict[str, torch.Tensor]
+
+
+class CompiledExecutor:
+    """Runs steps on artifacts. Weights and KV caches are bound once, shared by all buckets; step inputs are staged.
+
+    ``model_inputs`` are the weights (``weights.<name>``) and KV caches (``kv.<layer>.k``, ``.v``) by the names that
+    graphs use. Raises :class:`BindingError` where they are not what a graph was compiled for, and
+    :class:`IncompatibleHostError` where an artifact needs a CPU feature that this host lacks.
+    """
+
+    def __init__(self, graphs: GraphSet, model_inputs: Mapping[str, torch.Tensor]) -> None:
+        self._set = graphs
+        self._inputs = dict(model_inputs)
+        self._graphs: dict[Bucket, _LoadedGraph] = {}
+
+    def prepare(self) -> None:
+        """Wait for every graph, load it, and run it once on zeros, which writes to the null block only.
+
+        Raises :class:`CacheMissError` in strict mode, for all misses at once.
+        """
+        for graph in self._set.wait():
+            start = time.monotonic()
+            loaded = self._graphs[graph.bucket] = self._load(graph)
+            loaded.call()
+            logger.debug("Loaded and ran %s in %.3f s", graph.bucket.name, time.monotonic() - start)
+
+    def run(self, bucket: Bucket, inputs: Inputs) -> torch.Tensor:
+        """Logits [bucket.seqs, vocabulary] of one step; the KV caches are written in place.
+
+        ``inputs`` are the step inputs of ``serve.step.step_inputs``, each of the bucket's exact shape. Raises
+        :class:`NeuronError` for a bucket that was not compiled at start-up: nothing is compiled while serving.
+        """
+        graph = self._graphs.get(bucket)
+        if graph is None:
+            known = ", ".join(known.name for known in self._graphs)
+            raise NeuronError(f"no graph was compiled for {bucket.name}; the graphs of this server are: {known}")
+        for name, tensor in graph.staging.items():
+            tensor.copy_(torch.from_numpy(inputs[name]))
+        (logits,) = graph.call()
+        return logits
+
+    def _load(self, graph: CompiledGraph) -> _LoadedGraph:
+        abi = graph.entry.abi
+        if len(graph.input_names) != len(abi.inputs):
+            raise BindingError(
+                f"{graph.bucket.name}: the artifact {graph.entry.key} has {len(abi.inputs)} inputs, the graph has "
+                f"{len(graph.input_names)}"
+            )
+        staging: dict[str, torch.Tensor] = {}
+        arguments = []
+        for name, spec in zip(graph.input_names, abi.inputs, strict=True):
+            if name.startswith("inputs."):
+                tensor = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
+                staging[name.removeprefix("inputs.")] = tensor
+            else:
+                tensor = self._model_input(graph.bucket, name, spec)
+            arguments.append(tensor)
+        check_features(graph.entry.metadata.required_features)
+        return _LoadedGraph(IreeExecutable(graph.entry.artifact_path, abi).bind(arguments), staging)
+
+    def _model_input(self, bucket: Bucket, name: str, spec: TensorSpec) -> torch.Tensor:
+        tensor = self._inputs.get(name)
+        if tensor is None:
+            raise BindingError(f"{bucket.name} needs {name}, which the loaded model does not have")
+        found = TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        if found != spec:
+            raise BindingError(f"{bucket.name} needs {name} as {spec}; the loaded model has it as {found}")
+        if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
+            if name.startswith("kv."):
+                raise BindingError(f"{name} must be contiguous and aligned to {ALIGNMENT} bytes to be written in place")
+            # One copy for all buckets.
+            tensor = self._inputs[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        return tensor.detach()

@@ -1,0 +1,64 @@
+"""What a graph was made from, in plain values: stored beside an entry to explain a miss, never part of a key."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shlex
+from typing import Any
+
+from vllm_neuron import __version__, envs
+from vllm_neuron.serve.buckets import Bucket
+from vllm_neuron.targets import Target
+
+_PACKAGES = ("torch", "transformers", "vllm", "torch-mlir")
+
+
+def provenance(vllm_config: Any, bucket: Bucket) -> dict[str, Any]:
+    """Model, bucket, sizes and versions behind one graph."""
+    model, scheduler = vllm_config.model_config, vllm_config.scheduler_config
+    return {
+        "graph": bucket.name,
+        "model": model.model,
+        "architecture": ", ".join(model.architectures),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "max_model_len": model.max_model_len,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "block_size": vllm_config.cache_config.block_size,
+        "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
+        "versions": {"vllm-neuron": __version__, **{name: _version(name) for name in _PACKAGES}},
+    }
+
+
+def compile_command(vllm_config: Any, target: Target) -> str:
+    """The command line that compiles every graph of this configuration, and publishes it where a remote tier is set."""
+    model, scheduler, cache = vllm_config.model_config, vllm_config.scheduler_config, vllm_config.cache_config
+    options: dict[str, Any] = {
+        "--dtype": str(model.dtype).removeprefix("torch."),
+        "--max-model-len": model.max_model_len,
+        "--max-num-seqs": scheduler.max_num_seqs,
+        "--max-num-batched-tokens": scheduler.max_num_batched_tokens,
+        "--block-size": cache.block_size,
+        "--optimization-level": int(vllm_config.optimization_level),
+        "--target": target.name,
+    }
+    if cache.num_gpu_blocks_override is not None:
+        options["--num-gpu-blocks-override"] = cache.num_gpu_blocks_override
+    if cache.kv_cache_memory_bytes is not None:
+        options["--kv-cache-memory-bytes"] = cache.kv_cache_memory_bytes
+    if neuron := (vllm_config.additional_config or {}).get("neuron_config"):
+        options["--additional-config"] = json.dumps({"neuron_config": neuron})
+    if remote := envs.REMOTE_CACHE.get():
+        options["--remote"] = remote
+    words = ["vllm-neuron", "compile", model.model]
+    for option, value in options.items():
+        words += [option, str(value)]
+    return shlex.join(words)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

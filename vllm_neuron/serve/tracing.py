@@ -1,0 +1,217 @@
+"""Capture of every bucket of a vLLM model, from its shapes alone.
+
+The model is built from vLLM's own classes over fake tensors: real names, shapes, dtypes and tying, and no values. So a
+graph, and its key, is the same on a machine that has the weights and on one that has not. Buckets are captured in
+forked workers, each with a fake model of its own; the process that forks them stays free to load the real weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from vllm import ir
+from vllm.config import set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.model_executor.layers import rotary_embedding
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
+
+from vllm_neuron import envs
+from vllm_neuron.abi import TensorSpec
+from vllm_neuron.compile.graph import capture
+from vllm_neuron.errors import CaptureError
+from vllm_neuron.lowering.module import LoweredModule
+from vllm_neuron.lowering.native import lower
+from vllm_neuron.runtime.cpu import usable_cores
+from vllm_neuron.serve.buckets import Bucket
+from vllm_neuron.serve.step import STEP_INPUTS, StepModel, step_inputs
+
+logger = logging.getLogger("vllm.neuron.tracing")
+
+
+@dataclass(frozen=True)
+class TracedGraph:
+    """One bucket, captured and lowered. ``input_names`` says, by position, what each input of the module is."""
+
+    bucket: Bucket
+    module: LoweredModule
+    input_names: tuple[str, ...]
+    seconds: float
+
+
+def trace(vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None = None) -> Iterator[TracedGraph]:
+    """Capture and lower ``buckets``, in parallel where variables and cores allow; gives them in order, as they come.
+
+    ``num_blocks`` is the size of the KV cache in blocks; by default what the target and the configuration give.
+    Raises :class:`CaptureError` or :class:`UnsupportedOpError` where a graph can't be captured.
+    """
+    workers = min(envs.TRACE_WORKERS.get(), usable_cores(), len(buckets))
+    if envs.DISABLE_PARALLEL_TRACE.get() or multiprocessing.current_process().daemon:
+        return _trace_here(vllm_config, buckets, num_blocks)
+    return _trace_in_workers(vllm_config, buckets, num_blocks, workers)
+
+
+def _trace_here(vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None) -> Iterator[TracedGraph]:
+    tracer = Tracer(vllm_config, num_blocks)
+    for bucket in buckets:
+        yield tracer.trace(bucket)
+
+
+def _trace_in_workers(
+    vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None, workers: int
+) -> Iterator[TracedGraph]:
+    pool = ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context("fork"),
+        initializer=_start_worker,
+        initargs=(vllm_config, num_blocks),
+    )
+    # Submitting forks the workers, here and now: before the caller starts threads, gloo or IREE.
+    futures = [pool.submit(_trace_in_worker, bucket) for bucket in buckets]
+    return _results(pool, futures, buckets)
+
+
+def _results(pool: ProcessPoolExecutor, futures: Sequence[Any], buckets: Sequence[Bucket]) -> Iterator[TracedGraph]:
+    try:
+        for future, bucket in zip(futures, buckets, strict=True):
+            try:
+                yield future.result()
+            except BrokenProcessPool:
+                raise CaptureError(
+                    f"a capture worker died while {bucket.name} was being captured; was it killed for memory? "
+                    f"Set {envs.TRACE_WORKERS.name}=1, or {envs.DISABLE_PARALLEL_TRACE.name}=1, and try again"
+                ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+_worker_tracer: Tracer | None = None
+
+
+def _start_worker(vllm_config: Any, num_blocks: int | None) -> None:
+    global _worker_tracer
+    torch.set_num_threads(1)
+    _worker_tracer = Tracer(vllm_config, num_blocks)
+
+
+def _trace_in_worker(bucket: Bucket) -> TracedGraph:
+    assert _worker_tracer is not None
+    return _worker_tracer.trace(bucket)
+
+
+class Tracer:
+    """A model without values, and the captures of its buckets."""
+
+    def __init__(self, vllm_config: Any, num_blocks: int | None = None) -> None:
+        self._config = _private_copy(vllm_config)
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        # What a worker's constructor sets: a job has no worker.
+        self._config.kernel_config.ir_op_priority.set_default()
+        ir.set_default_torch_wrap(self._config.compilation_config.ir_enable_torch_wrap)
+        with _model_parallel_state(self._config), _configured(self._config):
+            self._step = StepModel(_build(self._config, self._mode), self._config)
+        self._weights = dict(self._step.named_weights())
+        if num_blocks is None:
+            from vllm_neuron.serve.memory import kv_blocks_for
+
+            num_blocks = kv_blocks_for(self._config, self._step)
+        self.num_blocks = num_blocks
+        self._kv = kv_inputs(self._step, num_blocks)
+
+    def trace(self, bucket: Bucket) -> TracedGraph:
+        """Capture and lower one bucket."""
+        start = time.monotonic()
+        specs = {f"inputs.{name}": spec for name, spec in step_inputs(bucket, self._step.block_size).items()}
+        specs |= self._kv
+        specs |= {f"weights.{name}": _spec(tensor) for name, tensor in self._weights.items()}
+        with _configured(self._config), self._step.context():
+            graph = capture(self._forward, specs, self._kv, self._mode)
+        module = lower(graph)
+        seconds = time.monotonic() - start
+        logger.info("Captured %s in %.1f s", bucket.name, seconds)
+        return TracedGraph(bucket, module, graph.input_names, seconds)
+
+    def _forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        weights = {f"model.{name}": inputs[f"weights.{name}"] for name in self._weights}
+        caches = [[inputs[name] for name in self._kv if name.endswith(side)] for side in (".k", ".v")]
+        step = [inputs[f"inputs.{name}"] for name in STEP_INPUTS]
+        logits: torch.Tensor = torch.func.functional_call(self._step, weights, (*step, *caches))
+        return logits
+
+
+def kv_inputs(step: StepModel, num_blocks: int) -> dict[str, TensorSpec]:
+    """The KV caches of every attention layer by the names that they have as inputs of a graph, in layer order."""
+    return {
+        f"kv.{layer}.{side}": spec
+        for layer, pair in enumerate(step.kv_specs(num_blocks))
+        for side, spec in zip("kv", pair, strict=True)
+    }
+
+
+def _spec(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def _private_copy(vllm_config: Any) -> Any:
+    """A configuration whose model can be built beside the caller's: layers register themselves in it, by name."""
+    private = copy.copy(vllm_config)
+    private.compilation_config = copy.copy(vllm_config.compilation_config)
+    private.compilation_config.static_forward_context = {}
+    return private
+
+
+class ShapesLoader(BaseModelLoader):
+    """Builds a model and leaves its parameters without values."""
+
+    def download_model(self, model_config: Any) -> None:
+        """There is nothing to download."""
+
+    def load_weights(self, model: nn.Module, model_config: Any) -> None:
+        """There is nothing to load."""
+
+
+def _build(vllm_config: Any, mode: FakeTensorMode) -> nn.Module:
+    # vLLM shares rotary modules of equal arguments in the whole process: a fake one must not reach a real model, nor
+    # a real one a fake model.
+    shared = rotary_embedding._ROPE_DICT
+    kept = dict(shared)
+    shared.clear()
+    try:
+        with mode:
+            loader = ShapesLoader(vllm_config.load_config)
+            model: nn.Module = loader.load_model(vllm_config=vllm_config, model_config=vllm_config.model_config)
+        return model
+    finally:
+        shared.clear()
+        shared.update(kept)
+
+
+@contextlib.contextmanager
+def _configured(vllm_config: Any) -> Iterator[None]:
+    with set_current_vllm_config(vllm_config):
+        yield
+
+
+@contextlib.contextmanager
+def _model_parallel_state(vllm_config: Any) -> Iterator[None]:
+    """vLLM's process groups, which its layers ask for their rank: this process's own, or a group of one."""
+    if parallel_state.model_parallel_is_initialized():
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="vllm_neuron_") as folder, _configured(vllm_config):
+        init_worker_distributed_environment(vllm_config, 0, f"file://{Path(folder, 'group')}", 0, "gloo")
+        yield
