@@ -26,7 +26,7 @@ lint: setup ## check style, format and types
 	$(PYTHON) -m mypy
 
 demo: setup ## compile a model without its weights, serve it strictly from the cache, ask it a question
-	$(PYTHON) tools/demo.py $(ARGS)
+	$(PYTHON) -m tools.demo $(ARGS)
 
 bench: setup bench-setup ## measure ours, eager PyTorch and stock vLLM side by side
 	$(PYTHON) -m benchmarks.bench $(ARGS)
@@ -35,7 +35,7 @@ bench-setup: ## make .venv-stock/: stock vLLM for CPUs, for comparison only
 	@benchmarks/setup_stock.sh
 
 docs: setup ## write the generated reference pages
-	$(PYTHON) tools/generate_variable_reference.py
+	$(PYTHON) -m tools.generate_variable_reference
 
 clean: ## remove what the targets made, but the environments
 	rm -rf .demo .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 from rich.console import Console
 from rich.table import Table
+
+from tools.server import ServerError, serving
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / ".cache" / "models" / "smollm2-135m-float32"
@@ -29,8 +29,6 @@ QUESTION = "What is the capital of France?"
 EXPECTED = "Paris"
 # Four graphs: prefill of 128 and 256 tokens, decode of 1 and 2 sequences.
 SHAPE = ["--max-model-len", "512", "--max-num-seqs", "2", "--max-num-batched-tokens", "256"]
-START_LIMIT_S = 600
-STOP_LIMIT_S = 30
 COMPILATION = re.compile(r"Compiling \S+ \(key [0-9a-f]{32}\)")
 
 console = Console()
@@ -63,23 +61,6 @@ class Clock:
         table.add_section()
         table.add_row("all", f"{sum(self.seconds.values()):.1f}")
         return table
-
-
-def wait(label: str, process: subprocess.Popen[bytes], done: Callable[[], bool], limit_s: float) -> None:
-    """Show that time passes until ``done()``. Raises :class:`DemoError` when ``process`` ends, or at the limit."""
-    start = last = time.monotonic()
-    with console.status(label) as status:
-        while not done():
-            elapsed = time.monotonic() - start
-            if process.poll() is not None:
-                raise DemoError(f"{label}: the process ended with exit status {process.returncode}")
-            if elapsed > limit_s:
-                raise DemoError(f"{label}: not done after {limit_s:.0f} s")
-            status.update(f"{label} ({elapsed:.0f} s)")
-            if not console.is_terminal and time.monotonic() - last >= 15:
-                last = time.monotonic()
-                console.print(f"  {label}: {elapsed:.0f} s")
-            time.sleep(0.2)
 
 
 def run(command: list[str], environment: dict[str, str]) -> None:
@@ -123,55 +104,6 @@ def compile_ahead(folder: Path) -> None:
         raise DemoError(f"the compile job succeeded, and published nothing to {DEMO / 'remote'}")
 
 
-def free_port() -> int:
-    """A TCP port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@contextmanager
-def server(model: Path, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A strict server with an empty local cache, in a session of its own; ended, and waited for, on the way out."""
-    cache = DEMO / "production"
-    shutil.rmtree(cache, ignore_errors=True)
-    environment = settings(cache) | {"VLLM_NEURON_DISABLE_WARMUP_COMPILE": "1"}
-    command = [program("vllm"), "serve", str(model), *SHAPE, "--served-model-name", "demo"]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, env=environment, cwd=DEMO, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
-        yield process
-    finally:
-        stop(process)
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask the server to end; end its whole process group if it doesn't within :data:`STOP_LIMIT_S`."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-    try:
-        process.wait(STOP_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        console.print(f"[yellow]the server was still there after {STOP_LIMIT_S} s, and was killed[/]")
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait()
-
-
-def ready(url: str) -> bool:
-    """True once the server answers its health check."""
-    try:
-        return httpx.get(f"{url}/health", timeout=2).status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
-
-
 def ask(url: str) -> str:
     """The model's greedy answer to the question."""
     message = {"role": "user", "content": QUESTION}
@@ -183,17 +115,16 @@ def ask(url: str) -> str:
 
 
 def serve_and_ask(clock: Clock, log: Path) -> str:
-    """Start the server, wait until it is ready, ask, and end it. Returns the answer."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    with server(MODEL, port, log) as process:
+    """Ask a strict server whose local cache was empty. Returns the answer."""
+    cache = DEMO / "production"
+    shutil.rmtree(cache, ignore_errors=True)
+    environment = settings(cache) | {"VLLM_NEURON_DISABLE_WARMUP_COMPILE": "1"}
+    command = [program("vllm"), "serve", str(MODEL), *SHAPE, "--served-model-name", "demo"]
+    with serving(command, environment, log) as server:
         with clock.phase("start a strict server with an empty local cache"):
-            wait("the server starts", process, lambda: ready(url), START_LIMIT_S)
+            server.wait("the server starts", console)
         with clock.phase("ask over HTTP"):
-            answer = ask(url)
-    if process.returncode:
-        raise DemoError(f"the server ended with exit status {process.returncode}")
-    return answer
+            return ask(server.url)
 
 
 def report(clock: Clock, answer: str, log: Path) -> None:
@@ -225,10 +156,10 @@ def main() -> int:
             compile_ahead(DEMO / "config-only")
         answer = serve_and_ask(clock, log)
         report(clock, answer, log)
-    except (DemoError, httpx.HTTPError) as error:
+    except (DemoError, ServerError, httpx.HTTPError) as error:
         if log.exists():
-            console.print("\n".join(log.read_text(errors="replace").splitlines()[-30:]), markup=False, highlight=False)
-            console.print(f"(the whole log: {log})", markup=False)
+            tail = log.read_text(errors="replace").splitlines()[-30:]
+            console.print("\n".join(tail), f"\n(the whole log: {log})", markup=False, highlight=False)
         console.print(f"[bold red]demo failed:[/] {error}")
         return 1
     return 0

@@ -50,10 +50,11 @@ def _convert(folder: Path, dtype: str) -> None:
     config = loaded.config.to_dict()
     for key in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         config.pop(key, None)
-    model = LlamaForCausalLM(LlamaConfig(**config))
+    model = LlamaForCausalLM(LlamaConfig(**config))  # type: ignore[no-untyped-call]
     model.load_state_dict(loaded.state_dict(), strict=False)
     model.tie_weights()
-    model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2)
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    model.generation_config = GenerationConfig(**ends)  # type: ignore[no-untyped-call]
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(source, gguf_file=GGUF).save_pretrained(folder)
 
