@@ -214,12 +214,12 @@ def _examine_open(folder: int, key: str, digests: bool) -> Examined:
     metadata = _parse(data)
     if metadata.key != key:
         raise files.NotAsExpected(f"it is the entry of key {metadata.key}")
-    _check_files(folder, metadata, digests)
+    _check_sizes_and_digests(folder, metadata, marker, digests)
     return Examined(EntryState.COMPLETE, metadata)
 
 
 _parsed: dict[bytes, Metadata] = {}
-_verified: set[tuple[files.Identity, ...]] = set()
+_verified: set[tuple[bytes, tuple[files.Identity, ...]]] = set()
 
 
 def _parse(data: bytes) -> Metadata:
@@ -233,18 +233,16 @@ def _parse(data: bytes) -> Metadata:
     return metadata
 
 
-def _check_files(folder: int, metadata: Metadata, digests: bool) -> None:
+def _check_sizes_and_digests(folder: int, metadata: Metadata, marker: bytes, digests: bool) -> None:
     """Raises ``NotAsExpected`` unless every listed file is there, with its size and, if asked for, its digest."""
-    identities = tuple(
-        files.check_size(name, record.size, folder) for name, record in sorted(metadata.files.items())
-    )
-    if not digests or identities in _verified:
+    identities = tuple(files.check_size(name, record.size, folder) for name, record in metadata.files.items())
+    if not digests or (marker, identities) in _verified:
         return
     for name, record in metadata.files.items():
         with files.open_plain(name, folder) as file:
             if files.digest(file) != record.sha256:
                 raise files.NotAsExpected(f"the SHA-256 digest of {name} is not the one in {METADATA_FILE}")
-    _verified.add(identities)
+    _verified.add((marker, identities))
 
 
 def copy_entry(source: Path, metadata: Metadata, into: Path) -> int:

@@ -78,7 +78,8 @@ def open_to_readers(entry: Path, root: Path) -> None:
     """Let those who may read the root read the entry; nobody but its owner may write to it."""
     mode = mode_of(root)
     for path in entry.iterdir():
-        path.chmod(0o600 | (mode & 0o044))
+        if stat.S_ISREG(path.lstat().st_mode):  # The mode of a link is that of what it points to.
+            path.chmod(0o600 | (mode & 0o044))
     entry.chmod(0o700 | (mode & 0o055))
 
 

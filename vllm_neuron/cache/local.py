@@ -84,7 +84,7 @@ class LocalTier:
             mine = complete_keys(self.root)
         except OSError:
             mine = []
-        return sorted({*mine, *(key for private in self._privates.values() for key in private.keys())})  # noqa: SIM118
+        return sorted({*mine, *(key for private in self._privates.values() for key in private.keys())})
 
     @contextmanager
     def staging(self, key: str) -> Iterator[Path]:
@@ -188,19 +188,19 @@ class LocalTier:
 
     def _quarantine(self, key: str, found: Examined) -> None:
         path = self.root / key
-        folder = self._inner("quarantine")
-        moved = None
+        where = "passed over; it can't be moved away"
         try:
-            if folder is not None:
+            if (folder := self._inner("quarantine")) is not None:
                 aside = folder / f"{key}.{secrets.token_hex(8)}"
                 if not publish.move_aside(path, aside, key):
                     return
-                moved = aside
+                where = f"moved to {aside}"
                 aside.with_name(f"{aside.name}.reason.txt").write_text(f"{found.state.value}: {found.reason}\n")
         except OSError as error:
-            self._refuse_or_raise(error)
-        where = f"moved to {moved}" if moved else "passed over, and can't be moved away"
-        self._warn_once(key, f"The cache entry {path} is {found.state.value} ({found.reason}); it is {where}.")
+            if folders.refuses_writing(error, self.root):
+                self._refuse(str(error))
+            logger.debug("Quarantine of %s: %s", path, error)
+        self._warn_once(key, f"The cache entry {path} is {found.state.value} ({found.reason}): {where}.")
 
     def _refuse_or_raise(self, error: OSError) -> None:
         if not folders.refuses_writing(error, self.root):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -48,6 +49,11 @@ def move_aside(target: Path, aside: Path, key: str) -> bool:
         target.rename(aside)
     except FileNotFoundError:
         return False
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        # An overlay file system does not rename folders of a lower layer, such as those of a container's image.
+        shutil.move(target, aside)
     if examine(aside, key).state is not EntryState.COMPLETE:
         return True
     with suppress(OSError):  # A third process may have published in the meantime. Then its entry stands.

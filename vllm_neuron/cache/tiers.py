@@ -33,7 +33,10 @@ class Found:
 
 @dataclass
 class TierCounters:
-    """What one tier did for this process. ``bytes`` were fetched from it; ``seconds`` were spent on lookups in it."""
+    """What one tier did for this process. A miss is counted once per key, however often it is looked up.
+
+    ``bytes`` were fetched from the tier; ``seconds`` were spent on lookups in it.
+    """
 
     hits: int = 0
     misses: int = 0
@@ -53,6 +56,7 @@ class TieredCache:
     def __init__(self, local: LocalTier, remotes: Sequence[RemoteTier] = ()) -> None:
         self.local = local
         self.remotes = list(remotes)
+        self._missed: set[tuple[str, str]] = set()
         self.counters = {name: TierCounters() for name in (local.name, *(remote.name for remote in self.remotes))}
 
     @classmethod
@@ -112,7 +116,7 @@ class TieredCache:
 
     def nearest(self, parts: Mapping[str, str], provenance: Mapping[str, object], limit: int = 3) -> list[Neighbour]:
         """The entries of all tiers that differ least from what is looked for, and in what, best first."""
-        local = [self.local.lookup(key) for key in self.local.keys()]  # noqa: SIM118
+        local = [self.local.lookup(key) for key in self.local.keys()]
         candidates = [(self.local.name, entry.metadata) for entry in local if entry is not None]
         for remote in self.remotes:
             found = [_metadata(remote, key) for key in _keys(remote)]
@@ -125,7 +129,7 @@ class TieredCache:
         entry = self.local.lookup(key)
         counters.seconds += time.perf_counter() - start
         if entry is None:
-            counters.misses += 1
+            self._count_miss(self.local.name, key)
         else:
             counters.hits += 1
         return entry
@@ -136,7 +140,7 @@ class TieredCache:
         try:
             metadata = remote.metadata(key)
             if metadata is None:
-                counters.misses += 1
+                self._count_miss(remote.name, key)
                 return None
             entry = self.local.build(key, lambda folder: _fetch(remote, key, folder))
         except (OSError, CacheError) as error:
@@ -149,6 +153,11 @@ class TieredCache:
         counters.fetches += 1
         counters.bytes += metadata.size
         return entry
+
+    def _count_miss(self, tier: str, key: str) -> None:
+        if (tier, key) not in self._missed:
+            self._missed.add((tier, key))
+            self.counters[tier].misses += 1
 
     def _to_remote(self, remote: RemoteTier, entry: Entry) -> bool:
         try:
