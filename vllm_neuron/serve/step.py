@@ -88,5 +88,15 @@ class StepModel(nn.Module):
         yield from self.model.named_buffers()
 
 
+def model_inputs(
+    step_model: StepModel, k_caches: Sequence[torch.Tensor], v_caches: Sequence[torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Weights and caches by the names that they have as inputs of a graph: all that stays bound between steps."""
+    inputs = {f"weights.{name}": tensor for name, tensor in step_model.named_weights()}
+    for layer, (k_cache, v_cache) in enumerate(zip(k_caches, v_caches, strict=True)):
+        inputs |= {f"kv.{layer}.k": k_cache, f"kv.{layer}.v": v_cache}
+    return inputs
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -38,6 +38,7 @@ from vllm_neuron.lowering.module import LoweredModule
 from vllm_neuron.lowering.native import lower
 from vllm_neuron.runtime.cpu import usable_cores
 from vllm_neuron.serve.buckets import Bucket
+from vllm_neuron.serve.kv import planned_blocks
 from vllm_neuron.serve.step import STEP_INPUTS, StepModel, step_inputs
 
 logger = logging.getLogger("vllm.neuron.tracing")
@@ -126,9 +127,7 @@ class Tracer:
             self._step = StepModel(_build(self._config, self._mode), self._config)
         self._weights = dict(self._step.named_weights())
         if num_blocks is None:
-            from vllm_neuron.serve.memory import kv_blocks_for
-
-            num_blocks = kv_blocks_for(self._config, self._step)
+            num_blocks = planned_blocks(self._step, self._config)
         self.num_blocks = num_blocks
         self._kv = kv_inputs(self._step, num_blocks)
 

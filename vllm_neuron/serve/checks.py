@@ -1,0 +1,113 @@
+"""What is refused at start, in one line each, and what is ignored with a warning."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from vllm_neuron import envs
+from vllm_neuron.errors import ConfigError
+from vllm_neuron.routes import Route, current_route
+from vllm_neuron.serve.buckets import buckets_for
+from vllm_neuron.targets import compile_target
+
+logger = logging.getLogger("vllm.neuron.checks")
+
+Test = Callable[[Any], Any]
+
+# What of a configuration is refused: the feature, whether it is asked for, and what to do instead.
+REFUSED: tuple[tuple[str, Test, str], ...] = (
+    ("LoRA", lambda c: c.lora_config, "Drop --enable-lora, or merge the adapter into the checkpoint"),
+    ("Speculative decoding", lambda c: c.speculative_config, "Drop --speculative-config"),
+    ("Pipeline parallelism", lambda c: c.parallel_config.pipeline_parallel_size > 1, "Drop --pipeline-parallel-size"),
+    (
+        "Tensor parallelism outside of CPU compilation",
+        lambda c: c.parallel_config.tensor_parallel_size > 1 and not envs.CPU_COMPILE.get(),
+        "Drop --tensor-parallel-size",
+    ),
+    ("Data parallelism", lambda c: c.parallel_config.data_parallel_size > 1, "Start one server per replica"),
+    ("Context parallelism", lambda c: _context_parallel(c.parallel_config), "Drop the context parallel sizes"),
+    ("A KV connector", lambda c: c.kv_transfer_config, "Drop --kv-transfer-config"),
+    ("KV cache offloading", lambda c: getattr(c.cache_config, "kv_offloading_size", None), "Drop --kv-offloading-size"),
+    (
+        "A KV cache of another type than the model",
+        lambda c: c.cache_config.cache_dtype != "auto",
+        "Drop --kv-cache-dtype",
+    ),
+    ("Weight offloading", lambda c: _offloads(c), "Drop --cpu-offload-gb and its kin"),
+    ("Eager mode", lambda c: c.model_config.enforce_eager and not envs.CPU_MODE.get(),
+     f"Drop --enforce-eager, or set {envs.CPU_MODE.name}=1"),
+    ("Fitting max_model_len to the memory", lambda c: c.model_config.original_max_model_len == -1,
+     "Give --max-model-len a number: it is a part of every graph's shape"),
+    ("A pooling model", lambda c: c.model_config.runner_type != "generate", "Serve a model that generates text"),
+    ("An encoder-decoder model", lambda c: c.model_config.is_encoder_decoder, "Serve a decoder-only model"),
+    ("A multimodal model", lambda c: c.model_config.is_multimodal_model, "Serve a model of text only"),
+    ("A model with multi-head latent attention", lambda c: c.model_config.use_mla, "Serve another model"),
+    ("A model with state-space layers", lambda c: c.model_config.is_hybrid or c.model_config.is_attention_free,
+     "Serve a model with attention in every layer"),
+    ("A model with chunked local attention", lambda c: c.model_config.attention_chunk_size, "Serve another model"),
+    ("A mixture-of-experts model", lambda c: c.model_config.is_moe, "Serve a dense model"),
+    ("A quantized checkpoint", lambda c: c.model_config.quantization,
+     "Serve the checkpoint in bfloat16, float16 or float32"),
+    ("Prompt embeddings", lambda c: c.model_config.enable_prompt_embeds, "Drop --enable-prompt-embeds"),
+    ("Returning sampling masks", lambda c: getattr(c.model_config, "return_sampling_mask", False),
+     "Drop --return-sampling-mask"),
+)  # fmt: skip
+
+# Options that have no effect here: their name, and whether they are set.
+IGNORED: tuple[tuple[str, Test], ...] = (
+    ("--compilation-config", lambda c: c.compilation_config.mode is not None and not _eager(c)),
+    ("CUDA graphs", lambda c: c.compilation_config.cudagraph_capture_sizes),
+    ("--attention-backend", lambda c: c.attention_config.backend is not None),
+)
+
+
+def check(vllm_config: Any) -> None:
+    """Raises ``ConfigError`` for the first thing that can't be served. A configuration without a model passes."""
+    compile_target()
+    if vllm_config.model_config is None:
+        return
+    for feature, asked, advice in REFUSED:
+        if asked(vllm_config):
+            raise ConfigError(f"{feature} is not supported on the Neuron platform. {advice}")
+    _check_route()
+    buckets_for(vllm_config)
+
+
+def warn_about_ignored(vllm_config: Any) -> None:
+    """Say once what of the configuration has no effect."""
+    for option, is_set in IGNORED:
+        if is_set(vllm_config):
+            _warn_once(f"{option} has no effect on the Neuron platform")
+
+
+def _check_route() -> None:
+    lowering_missing = importlib.util.find_spec("vllm_neuron.lowering.xla") is None
+    if current_route() is Route.XLA and not envs.CPU_MODE.get() and lowering_missing:
+        raise ConfigError(
+            f"{envs.BACKEND.name}={Route.XLA.value}: the XLA route is not part of this release. "
+            "Unset the variable to run the native route"
+        )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
+
+
+def _eager(config: Any) -> bool:
+    return config.model_config is not None and bool(config.model_config.enforce_eager)
+
+
+def _context_parallel(parallel: Any) -> bool:
+    return parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1
+
+
+def _offloads(config: Any) -> bool:
+    offload = getattr(config, "offload_config", None)
+    uva = getattr(offload, "uva", None)
+    prefetch = getattr(offload, "prefetch", None)
+    return bool(getattr(uva, "cpu_offload_gb", 0) or getattr(prefetch, "offload_group_size", 0))

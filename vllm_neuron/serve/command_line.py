@@ -1,0 +1,59 @@
+"""vLLM's command line: what is noted as it is parsed, and errors in one line with exit status 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vllm_neuron import envs
+from vllm_neuron.errors import ConfigError
+from vllm_neuron.serve.buckets import neuron_config
+
+LEVEL_OPTION = "--optimization-level"
+
+_parsed = False
+
+
+def prepare(parser: Any) -> None:
+    """Teach vLLM's parser to note an explicit optimization level, and to check arguments once it has them."""
+    _keep_level_as_given(parser)
+    parse_known_args = parser.parse_known_args
+
+    def parse_and_check(*args: Any, **kwargs: Any) -> Any:
+        global _parsed
+        namespace, rest = parse_known_args(*args, **kwargs)
+        _parsed = True
+        with refusing():
+            envs.check_environment()
+            neuron_config(getattr(namespace, "additional_config", None))
+        return namespace, rest
+
+    parser.parse_known_args = parse_and_check
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """A ``ConfigError`` inside ends a command with one line and exit status 2; a program's own call gets the error."""
+    try:
+        yield
+    except ConfigError as error:
+        if not _parsed:
+            raise
+        print(f"vllm: error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None
+
+
+def _keep_level_as_given(parser: Any) -> None:
+    """A level on the command line stays a number, as one in ``LLM(...)`` is; see ``platform``."""
+    action = parser._option_string_actions.get(LEVEL_OPTION)
+    if action is None:
+        return
+
+    class AsNumber(type(action)):  # type: ignore[misc]
+        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+            super().__call__(parser, namespace, values, option_string)
+            setattr(namespace, self.dest, int(getattr(namespace, self.dest)))
+
+    action.__class__ = AsNumber

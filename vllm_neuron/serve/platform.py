@@ -1,0 +1,159 @@
+"""vLLM's platform: what vLLM asks about the machine, and where its configuration is checked and completed."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from vllm.platforms.interface import Platform, PlatformEnum
+
+from vllm_neuron import envs
+from vllm_neuron.errors import ConfigError, UnsupportedError
+from vllm_neuron.routes import current_route, log_once, optimization_level
+from vllm_neuron.serve import checks, command_line
+from vllm_neuron.targets import compile_target
+
+EXPLICIT_LEVEL = "explicit_optimization_level"
+
+# The scheduler speaks the dialect of one runner or the other, and the choice depends on what else is installed.
+os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+# A first start compiles everything, which takes longer than vLLM waits by default.
+os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(24 * 3600))
+
+logging.getLogger("vllm.neuron").setLevel(envs.LOG_LEVEL.get())
+
+
+class NeuronPlatform(Platform):
+    """An out-of-tree platform whose tensors live in host memory. The graphs' target is another matter."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+    dispatch_key = "CPU"
+    dist_backend = "gloo"
+    simple_compile_backend = "eager"
+    device_control_env_var = "NEURON_RT_VISIBLE_CORES"
+
+    @property
+    def supported_dtypes(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """There are none."""
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        return compile_target().name
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        """vLLM derives default sizes from it, and those shape graphs: the target's memory, never this host's."""
+        return compile_target().memory_bytes or 0
+
+    @classmethod
+    def inference_mode(cls) -> AbstractContextManager[Any]:
+        # Inference tensors can't be saved in some of torch's transformations.
+        return torch.no_grad()
+
+    @classmethod
+    def set_device(cls, device: torch.device) -> None:
+        """There is one."""
+
+    @classmethod
+    def manual_seed_all(cls, seed: int) -> None:
+        """torch.manual_seed covers host memory."""
+
+    @classmethod
+    def is_pin_memory_available(cls) -> bool:
+        return False
+
+    @classmethod
+    def opaque_attention_op(cls) -> bool:
+        return False
+
+    @classmethod
+    def support_static_graph_mode(cls) -> bool:
+        return False
+
+    @classmethod
+    def support_hybrid_kv_cache(cls) -> bool:
+        return False
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
+    ) -> str:
+        if attn_selector_config.use_mla or attn_selector_config.use_sparse:
+            raise UnsupportedError("MLA and sparse attention are not supported on the Neuron platform")
+        return "vllm_neuron.serve.attention.NeuronAttentionBackend"
+
+    @classmethod
+    def validate_environ(cls, hard_fail: bool) -> None:
+        """vLLM's check for names that it doesn't know. Ours start as its do, and are checked by :mod:`envs`."""
+        from vllm.envs import environment_variables
+
+        ours = {name for variable in envs.VARIABLES for name in (variable.name, *variable.old_names)}
+        for name in os.environ:
+            if not name.startswith("VLLM_") or name in environment_variables or name in ours:
+                continue
+            if hard_fail:
+                raise ConfigError(f"Unknown environment variable {name}: correct its name, or unset it")
+            if not name.startswith("VLLM_NEURON_"):
+                logging.getLogger("vllm.neuron").warning("Unknown vLLM environment variable detected: %s", name)
+
+    @classmethod
+    def pre_register_and_update(cls, parser: Any = None) -> None:
+        """vLLM hands over its parser, and calls without one as it begins to make a configuration."""
+        if parser is not None:
+            command_line.prepare(parser)
+            return
+        with command_line.refusing():
+            envs.check_environment()
+        _note_explicit_level()
+
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: Any) -> None:
+        """The optimization level of the route; vLLM's own compiler stays off."""
+        from vllm.config import CompilationMode
+        from vllm.config.vllm import OptimizationLevel
+
+        checks.warn_about_ignored(vllm_config)
+        explicit = EXPLICIT_LEVEL in (vllm_config.additional_config or {})
+        level, line = optimization_level(current_route(), int(vllm_config.optimization_level), explicit)
+        log_once(line)
+        vllm_config.optimization_level = OptimizationLevel(level)
+        vllm_config.compilation_config.mode = CompilationMode.NONE
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        """Refuse what can't be served, and choose the worker."""
+        parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
+        with command_line.refusing():
+            checks.check(vllm_config)
+        if parallel.worker_cls == "auto":
+            parallel.worker_cls = "vllm_neuron.serve.worker.NeuronWorker"
+        parallel.disable_custom_all_reduce = True
+        scheduler.async_scheduling = False
+
+
+def _note_explicit_level() -> None:
+    """Note, in the configuration that is being made, that its optimization level was chosen by the user.
+
+    vLLM's default is a member of an enumeration, and what a user gives is a number, until they become one thing in
+    ``VllmConfig``. This is called from the method of ``EngineArgs`` that makes it.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    frame = inspect.currentframe()
+    while frame is not None:
+        args = frame.f_locals.get("self")
+        if isinstance(args, EngineArgs):
+            if args.optimization_level is not EngineArgs.optimization_level:
+                args.additional_config = {**(args.additional_config or {}), EXPLICIT_LEVEL: True}
+            return
+        frame = frame.f_back

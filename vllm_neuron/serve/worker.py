@@ -1,0 +1,184 @@
+"""vLLM's worker: weights, KV caches, executor and runner, in the order in which vLLM asks for them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.model_loader import get_model
+from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
+from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
+
+from vllm_neuron import envs, metrics
+from vllm_neuron.errors import UnsupportedError
+from vllm_neuron.runtime.cpu import usable_cores
+from vllm_neuron.serve.buckets import buckets_for
+from vllm_neuron.serve.eager import EagerExecutor
+from vllm_neuron.serve.executor import GraphExecutor, allocate
+from vllm_neuron.serve.graphs import GraphSet
+from vllm_neuron.serve.kv import check_host_memory, kv_bytes_per_block, planned_blocks
+from vllm_neuron.serve.runner import NeuronRunner
+from vllm_neuron.serve.step import StepModel, model_inputs
+
+logger = logging.getLogger("vllm.neuron.worker")
+
+
+class NeuronWorker(WorkerBase):
+    """One rank: a model, its caches, and what runs its graphs."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._started = time.monotonic()
+        self._step_model: StepModel | None = None
+        self._runner: NeuronRunner | None = None
+        self._executor: GraphExecutor | None = None
+        self._graphs: GraphSet | None = None
+
+    def init_device(self) -> None:
+        """The process's threads, seed and process group."""
+        _without_accelerator()
+        if not os.environ.get("OMP_NUM_THREADS"):
+            torch.set_num_threads(usable_cores())
+        self.device = torch.device("cpu")
+        if not envs.CPU_MODE.get():
+            # Capture workers are forked here: before gloo and IREE have threads.
+            self._graphs = GraphSet(self.vllm_config)
+        init_worker_distributed_environment(
+            self.vllm_config, self.rank, self.distributed_init_method, self.local_rank, "gloo"
+        )
+        set_random_seed(self.model_config.seed)
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Build the model and read its weights."""
+        started = time.monotonic()
+        if load_dummy_weights:
+            self.vllm_config.load_config.load_format = "dummy"
+        with set_current_vllm_config(self.vllm_config):
+            model = get_model(vllm_config=self.vllm_config)
+        self._step_model = StepModel(model, self.vllm_config)
+        seconds = time.monotonic() - started
+        metrics.set_model_load_time(seconds)
+        logger.info("Loaded %.2f GiB of weights in %.1f s", self._weight_bytes() / 2**30, seconds)
+
+    def get_model(self) -> nn.Module:
+        """vLLM's model, without what this package puts around it."""
+        return self._loaded().model
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        """What vLLM plans the KV cache from, by layer name."""
+        specs = {name: layer.get_kv_cache_spec(self.vllm_config) for name, layer in self._loaded().layers.items()}
+        return {name: spec for name, spec in specs.items() if spec is not None}
+
+    def determine_available_memory(self) -> int:
+        """Bytes for exactly the blocks that the graphs are compiled for. Nothing on this host is measured."""
+        return self._kv_blocks() * self._kv_bytes_per_block()
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the KV caches, and make the executor over them."""
+        step_model, blocks, per_block = self._loaded(), kv_cache_config.num_blocks, self._kv_bytes_per_block()
+        if len(kv_cache_config.kv_cache_groups) != 1 or blocks != self._kv_blocks():
+            raise UnsupportedError("A model whose layers need KV caches of several kinds is not supported")
+        check_host_memory(blocks, per_block)
+        caches = [(allocate(k), allocate(v)) for k, v in step_model.kv_specs(blocks)]
+        self._executor = self._make_executor([k for k, _ in caches], [v for _, v in caches])
+        self._runner = NeuronRunner(self.vllm_config, buckets_for(self.vllm_config), self._executor)
+
+    def update_max_model_len(self, max_model_len: int) -> None:
+        """Only called where vLLM fits the length to the memory, which the configuration check refuses."""
+        raise UnsupportedError("max_model_len can't change after the start: it is a part of every graph's shape")
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Make every bucket ready."""
+        assert self._executor is not None, "caches before graphs"
+        started = time.monotonic()
+        for bucket in buckets_for(self.vllm_config):
+            metrics.count_execution(bucket.name, 0)
+        metrics.count_padding(0, 0)
+        with set_current_vllm_config(self.vllm_config):
+            self._executor.prepare()
+        # Neither loading nor preparing may change what is sampled.
+        set_random_seed(self.model_config.seed)
+        metrics.set_startup_time(time.monotonic() - self._started)
+        return CompilationTimes(language_model=time.monotonic() - started, encoder=0.0)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Run a step. None means that ``sample_tokens`` follows."""
+        assert self._runner is not None, "caches before requests"
+        return self._runner.execute(scheduler_output)
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
+        """The output of the step that was run last."""
+        assert self._runner is not None, "caches before requests"
+        return self._runner.sample(grammar_output)
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """Generation only."""
+        return ("generate",)
+
+    def synchronize_device(self) -> None:
+        """A step has ended when its call returns."""
+
+    def execute_dummy_batch(self) -> None:
+        """Only for data parallelism, which is refused."""
+
+    def reset_encoder_cache(self) -> None:
+        """There is no encoder."""
+
+    def take_draft_token_ids(self) -> None:
+        """There is no speculative decoding."""
+
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
+        """vLLM's profiling endpoints."""
+        raise UnsupportedError("Profiling through vLLM is not supported on the Neuron platform: use iree-profile")
+
+    def sleep(self, level: int = 1) -> None:
+        """Weights and caches are bound to the graphs for good."""
+        raise UnsupportedError("Sleep mode is not supported on the Neuron platform")
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """See ``sleep``."""
+        raise UnsupportedError("Sleep mode is not supported on the Neuron platform")
+
+    def list_loras(self) -> set[int]:
+        """LoRA is refused, so there are none."""
+        return set()
+
+    def shutdown(self) -> None:
+        """Let go of everything; the process may live on."""
+        self._runner = self._executor = self._step_model = None
+
+    def _make_executor(self, k_caches: list[torch.Tensor], v_caches: list[torch.Tensor]) -> GraphExecutor:
+        if self._graphs is None:
+            return EagerExecutor(self._loaded(), k_caches, v_caches)
+        from vllm_neuron.serve.executable import CompiledExecutor
+
+        return CompiledExecutor(self._graphs, model_inputs(self._loaded(), k_caches, v_caches))
+
+    def _loaded(self) -> StepModel:
+        assert self._step_model is not None, "the model before anything else"
+        return self._step_model
+
+    def _kv_bytes_per_block(self) -> int:
+        return kv_bytes_per_block(self._loaded(), self.vllm_config)
+
+    def _kv_blocks(self) -> int:
+        return planned_blocks(self._loaded(), self.vllm_config)
+
+    def _weight_bytes(self) -> int:
+        return sum(weight.nbytes for _, weight in self._loaded().named_weights())
+
+
+def _without_accelerator() -> None:
+    """vLLM's model loader and its shutdown call these unconditionally, and torch raises where there is no device."""
+    for name in ("synchronize", "empty_cache", "empty_host_cache"):
+        if hasattr(torch.accelerator, name) and not torch.accelerator.is_available():
+            setattr(torch.accelerator, name, lambda *args, **kwargs: None)
