@@ -103,7 +103,7 @@ def _eager(config: Any) -> bool:
 
 
 def _context_parallel(parallel: Any) -> bool:
-    return parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1
+    return bool(parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1)
 
 
 def _offloads(config: Any) -> bool:

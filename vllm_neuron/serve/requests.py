@@ -28,7 +28,7 @@ class RunningRequests:
         custom = tuple(model_config.logits_processors or ())
         device = torch.device("cpu")
         self.states: dict[str, CachedRequestState] = {}
-        self.batch = InputBatch(
+        self.batch: Any = InputBatch(
             max_num_reqs=scheduler.max_num_seqs,
             max_model_len=model_config.max_model_len,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
@@ -61,7 +61,8 @@ class RunningRequests:
 
     def starts(self) -> npt.NDArray[np.int64]:
         """Per request of the batch, the position of its first token in this step."""
-        return self.batch.num_computed_tokens_cpu[: self.batch.num_reqs].astype(np.int64)
+        starts: npt.NDArray[np.int64] = self.batch.num_computed_tokens_cpu[: self.batch.num_reqs].astype(np.int64)
+        return starts
 
     def append(self, index: int, token: int) -> None:
         """A token that was sampled for the request at ``index`` of the batch."""

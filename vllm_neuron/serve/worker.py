@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,10 +24,12 @@ from vllm_neuron.runtime.cpu import usable_cores
 from vllm_neuron.serve.buckets import buckets_for
 from vllm_neuron.serve.eager import EagerExecutor
 from vllm_neuron.serve.executor import GraphExecutor, allocate
-from vllm_neuron.serve.graphs import GraphSet
 from vllm_neuron.serve.kv import check_host_memory, kv_bytes_per_block, planned_blocks
 from vllm_neuron.serve.runner import NeuronRunner
 from vllm_neuron.serve.step import StepModel, model_inputs
+
+if TYPE_CHECKING:
+    from vllm_neuron.serve.graphs import GraphSet
 
 logger = logging.getLogger("vllm.neuron.worker")
 
@@ -50,6 +52,9 @@ class NeuronWorker(WorkerBase):
             torch.set_num_threads(usable_cores())
         self.device = torch.device("cpu")
         if not envs.CPU_MODE.get():
+            # CPU mode loads nothing of the compiler.
+            from vllm_neuron.serve.graphs import GraphSet
+
             # Capture workers are forked here: before gloo and IREE have threads.
             self._graphs = GraphSet(self.vllm_config)
         init_worker_distributed_environment(
