@@ -1,0 +1,103 @@
+"""The operators that capture replaces by simpler ones: torch-mlir's table, and what it leaves out or gets wrong."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+_aten = torch.ops.aten
+
+
+def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
+    """A fresh copy of the table to trace with (``aot_autograd(decompositions=...)``, ``make_fx``).
+
+    Imports torch-mlir.
+    """
+    return dict(_table())
+
+
+@functools.cache
+def _table() -> dict[OpOverload, Callable[..., Any]]:
+    from torch_mlir.extras.fx_decomp_util import get_decomposition_table
+
+    return {
+        **get_decomposition_table(),
+        _aten.topk.default: _topk,
+        _aten.sort.stable: _sort_stable,
+        _aten.cumprod.default: _cumprod,
+        _aten.searchsorted.Tensor: _searchsorted,
+        _aten.bucketize.Tensor: _bucketize,
+        _aten.__rshift__.Scalar: _right_shift,
+        _aten.__lshift__.Scalar: _left_shift,
+        _aten.bitwise_right_shift.Tensor_Scalar: _right_shift,
+        _aten.bitwise_left_shift.Tensor_Scalar: _left_shift,
+    }
+
+
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    if x.dim() == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    values, indices = _aten.sort.default(x, dim, largest)
+    return _aten.slice.Tensor(values, dim, 0, k), _aten.slice.Tensor(indices, dim, 0, k)
+
+
+def _sort_stable(
+    x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> tuple[Tensor, Tensor]:
+    # Every sort is made stable when it is lowered.
+    result: tuple[Tensor, Tensor] = _aten.sort.default(x, dim, descending)
+    return result
+
+
+def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """A scan in log2(n) steps, each of which multiplies in the product of the previous ``step`` elements."""
+    if dtype is None:
+        dtype = x.dtype if x.dtype.is_floating_point else torch.int64
+    x = x.to(dtype)
+    if x.dim() == 0:
+        return x
+    size, step = x.shape[dim], 1
+    while step < size:
+        ones = torch.ones_like(x.narrow(dim, 0, step))
+        x = x * torch.cat([ones, x.narrow(dim, 0, size - step)], dim)
+        step *= 2
+    return x
+
+
+def _searchsorted(
+    boundaries: Tensor,
+    values: Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:
+    """How many boundaries lie before each value."""
+    if sorter is not None:
+        boundaries = boundaries.gather(-1, sorter)
+    if boundaries.dim() > 1:
+        boundaries = boundaries.unsqueeze(-2)
+    values = values.unsqueeze(-1)
+    # Not-greater rather than less-or-equal, so that NaN sorts after everything, as torch has it.
+    before = ~(boundaries > values) if right or side == "right" else ~(boundaries >= values)
+    return before.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+def _bucketize(values: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    return _searchsorted(boundaries, values, out_int32=out_int32, right=right)
+
+
+def _right_shift(x: Tensor, count: int) -> Tensor:
+    result: Tensor = _aten.bitwise_right_shift.Tensor(x, torch.full((), count, dtype=x.dtype, device=x.device))
+    return result
+
+
+def _left_shift(x: Tensor, count: int) -> Tensor:
+    result: Tensor = _aten.bitwise_left_shift.Tensor(x, torch.full((), count, dtype=x.dtype, device=x.device))
+    return result

@@ -1,0 +1,82 @@
+"""Indices as torch means them: negative ones count from the end, and none leaves its tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+_aten = torch.ops.aten
+
+# Operators that take (tensor, dim, index, ...).
+_ALONG_DIM = frozenset(
+    {
+        _aten.gather.default,
+        _aten.index_select.default,
+        _aten.index_add.default,
+        _aten.index_copy.default,
+        _aten.index_fill.int_Scalar,
+        _aten.index_fill.int_Tensor,
+        _aten.index_reduce.default,
+        _aten.scatter.src,
+        _aten.scatter.value,
+        _aten.scatter.reduce,
+        _aten.scatter.value_reduce,
+        _aten.scatter_add.default,
+        _aten.scatter_reduce.two,
+    }
+)
+# Operators that take (tensor, index, ...): one index over the rows, or over all elements, or one per dimension.
+_ROWS = frozenset({_aten.embedding.default})
+_FLAT = frozenset({_aten.take.default, _aten.put.default})
+_PER_DIM = frozenset(
+    {_aten.index.Tensor, _aten._unsafe_index.Tensor, _aten.index_put.default, _aten._unsafe_index_put.default}
+)
+
+
+def guard_indices(graph: Graph) -> None:
+    """Wrap negative indices and clamp the rest, in place.
+
+    StableHLO leaves both undefined, and on a CPU they read and write memory that belongs to others. Where torch
+    would raise an error for an index out of range, the nearest element is used.
+    """
+    guards: dict[tuple[Node, int], Node] = {}
+
+    def guard(node: Node, index: Any, size: int) -> Any:
+        if not isinstance(index, Node) or index.meta["val"].dtype == torch.bool or size == 0:
+            return index
+        if (index, size) not in guards:
+            with graph.inserting_before(node):
+                guards[index, size] = _in_range(graph, index, size)
+        return guards[index, size]
+
+    for node in list(graph.nodes):
+        args = list(node.args)
+        if node.target in _PER_DIM:
+            shape = args[0].meta["val"].shape
+            args[1] = [guard(node, index, shape[dim]) for dim, index in enumerate(args[1])]
+        elif node.target in _ROWS:
+            args[1] = guard(node, args[1], args[0].meta["val"].shape[0])
+        elif node.target in _FLAT:
+            args[1] = guard(node, args[1], args[0].meta["val"].numel())
+        elif node.target in _ALONG_DIM:
+            shape = args[0].meta["val"].shape
+            args[2] = guard(node, args[2], shape[args[1]] if shape else 1)
+        node.args = tuple(args)
+
+
+def _in_range(graph: Graph, index: Node, size: int) -> Node:
+    negative = call(graph, _aten.lt.Scalar, index, 0)
+    wrapped = call(graph, _aten.where.self, negative, call(graph, _aten.add.Tensor, index, size), index)
+    return call(graph, _aten.clamp.default, wrapped, 0, size - 1)
+
+
+def call(graph: Graph, target: OpOverload, *args: Any) -> Node:
+    """Add an operator call at the graph's insertion point, with the metadata that import needs."""
+    node = graph.call_function(target, args)
+    values = torch.fx.node.map_arg(args, lambda arg: arg.meta["val"])
+    with next(arg for arg in args if isinstance(arg, Node)).meta["val"].fake_mode:
+        node.meta["val"] = target(*values)
+    return node

@@ -1,0 +1,206 @@
+"""Rewrites of a StableHLO module that make it canonical, and that keep to what the device compilers handle well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+_DTYPES = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "i8": torch.int8,
+}
+
+
+def rewrite(module: Any) -> None:
+    """Apply every rewrite of this file to a ``torch_mlir.ir.Module``, in place.
+
+    Constants become ``stablehlo.constant``; conversions and reshapes of splats are folded. Indices of gathers and
+    scatters, and positions carried through a sort, become 32 bits wide. Sorts become stable and put NaN last, as torch
+    does. Products of 16-bit floats accumulate in 32 bits.
+    """
+    from torch_mlir import ir
+
+    with module.context, ir.Location.unknown():
+        for operation in list(walk(module)):
+            rule = _RULES.get(operation.name)
+            if rule is not None:
+                with ir.InsertionPoint(operation):
+                    rule(operation)
+
+
+def walk(module: Any) -> Iterator[Any]:
+    """The operations of every function's body, in order. Those in nested regions are left out."""
+    for function in module.body.operations:
+        for block in function.operation.regions[0].blocks:
+            for op in block.operations:
+                yield op.operation
+
+
+def build(
+    name: str,
+    results: Sequence[Any],
+    operands: Sequence[Any] = (),
+    attributes: dict[str, Any] | None = None,
+    regions: int = 0,
+) -> Any:
+    """Create an operation at the current insertion point."""
+    from torch_mlir import ir
+
+    return ir.Operation.create(
+        name, results=list(results), operands=list(operands), attributes=attributes or {}, regions=regions
+    )
+
+
+def tensor_type(shape: Sequence[int], element: str) -> Any:
+    """The ranked tensor type of that shape and element type, written as MLIR does: ``f32``, ``i64``."""
+    from torch_mlir import ir
+
+    return ir.RankedTensorType.get(list(shape), ir.Type.parse(element))
+
+
+def shape_of(value: Any) -> list[int]:
+    """The static shape of a tensor value."""
+    from torch_mlir import ir
+
+    return list(ir.RankedTensorType(value.type).shape)
+
+
+def element_of(value: Any) -> str:
+    """The element type of a tensor value, as MLIR writes it."""
+    from torch_mlir import ir
+
+    return str(ir.RankedTensorType(value.type).element_type)
+
+
+def constant(value: Any) -> Any:
+    """A ``stablehlo.constant`` of an elements attribute, at the current insertion point."""
+    return build("stablehlo.constant", [value.type], attributes={"value": value}).result
+
+
+def splat(shape: Sequence[int], element: str, scalar: float) -> Any:
+    """A constant tensor of one number, at the current insertion point."""
+    from torch_mlir import ir
+
+    type_ = ir.Type.parse(element)
+    attribute = (
+        ir.IntegerAttr.get(type_, int(scalar)) if isinstance(type_, ir.IntegerType) else ir.FloatAttr.get(type_, scalar)
+    )
+    return constant(ir.DenseElementsAttr.get_splat(tensor_type(shape, element), attribute))
+
+
+def convert(value: Any, element: str) -> Any:
+    """``value`` converted to another element type, at the current insertion point."""
+    return build("stablehlo.convert", [tensor_type(shape_of(value), element)], [value]).result
+
+
+def compare(left: Any, right: Any, direction: Any, kind: str = "FLOAT") -> Any:
+    """Elementwise comparison; ``direction`` is ``"LT"``, ``"EQ"``, ... or the attribute of another comparison."""
+    from torch_mlir import ir
+
+    if isinstance(direction, str):
+        direction = ir.Attribute.parse(f"#stablehlo<comparison_direction {direction}>")
+    attributes = {
+        "comparison_direction": direction,
+        "compare_type": ir.Attribute.parse(f"#stablehlo<comparison_type {kind}>"),
+    }
+    return build("stablehlo.compare", [tensor_type(shape_of(left), "i1")], [left, right], attributes).result
+
+
+def _attributes(operation: Any) -> dict[str, Any]:
+    return {name: operation.attributes[name] for name in operation.attributes}
+
+
+def _replace(old: Any, *values: Any) -> None:
+    for result, value in zip(old.results, values, strict=True):
+        result.replace_all_uses_with(value)
+    old.erase()
+
+
+def _constant(operation: Any) -> None:
+    from torch_mlir import ir
+
+    if isinstance(operation.result.type, ir.RankedTensorType):
+        _replace(operation, constant(operation.attributes["value"]))
+
+
+def _fold(operation: Any) -> None:
+    """Convert or reshape a splat now: torch's double-precision scalars leave no trace in a model of another dtype."""
+    from torch_mlir import ir
+
+    source, element = operation.operands[0], element_of(operation.result)
+    old, new = _DTYPES.get(element_of(source)), _DTYPES.get(element)
+    if old is None or new is None or getattr(source.owner, "name", "") != "stablehlo.constant":
+        return
+    value = source.owner.attributes["value"]
+    if isinstance(value, ir.DenseElementsAttr) and value.is_splat:
+        scalar = torch.tensor(value.get_splat_value().value, dtype=old).to(new).item()
+        _replace(operation, splat(shape_of(operation.result), element, scalar))
+
+
+def _narrow_indices(operation: Any) -> None:
+    # IREE 3.13 can't compile 64-bit scatter indices that were reshaped, and no dimension needs more than 32 bits.
+    if element_of(operation.operands[1]) == "i64":
+        operation.operands[1] = convert(operation.operands[1], "i32")
+
+
+def _sort(operation: Any) -> None:
+    """A stable sort by the first operand, NaN last, with 64-bit positions carried through it in 32 bits.
+
+    torch-mlir's comparator is one comparison of the keys, false for NaN on either side. IREE's top-k, into which it
+    turns a sort and a slice, takes 32-bit positions only.
+    """
+    from torch_mlir import ir
+
+    keys, *payload = operation.operands
+    comparisons = [op for op in operation.regions[0].blocks[0].operations if op.operation.name == "stablehlo.compare"]
+    direction = comparisons[0].operation.attributes["comparison_direction"]
+    operands = [keys, *(convert(value, "i32") if element_of(value) == "i64" else value for value in payload)]
+    attributes = _attributes(operation) | {"is_stable": ir.BoolAttr.get(True)}
+    new = build("stablehlo.sort", [value.type for value in operands], operands, attributes, regions=1)
+    scalars = [tensor_type([], element_of(value)) for value in operands for _ in range(2)]
+    with ir.InsertionPoint(new.regions[0].blocks.append(*scalars)) as point:
+        build("stablehlo.return", [], [_precedes(point.block.arguments[0], point.block.arguments[1], direction)])
+    results = [new.results[0]]
+    for old, result in zip(list(operation.results)[1:], list(new.results)[1:], strict=True):
+        results.append(result if result.type == old.type else convert(result, element_of(old)))
+    _replace(operation, *results)
+
+
+def _precedes(left: Any, right: Any, direction: Any) -> Any:
+    element = element_of(left)
+    if element.startswith(("i", "ui")):
+        return compare(left, right, direction, "UNSIGNED" if element == "i1" or element[0] == "u" else "SIGNED")
+    ascending = "LT" in str(direction) or "LE" in str(direction)
+    number, nan = (left, right) if ascending else (right, left)
+    flag = tensor_type([], "i1")
+    nan_last = build("stablehlo.and", [flag], [compare(number, number, "EQ"), compare(nan, nan, "NE")]).result
+    return build("stablehlo.or", [flag], [compare(left, right, direction), nan_last]).result
+
+
+def _accumulate_wide(operation: Any) -> None:
+    # IREE accumulates in the result's type: in 16 bits the error of a long product is several times torch's.
+    element = element_of(operation.result)
+    if element in ("bf16", "f16"):
+        result = tensor_type(shape_of(operation.result), "f32")
+        wide = build(operation.name, [result], operation.operands, _attributes(operation)).result
+        _replace(operation, convert(wide, element))
+
+
+_RULES: dict[str, Callable[[Any], None]] = {
+    "arith.constant": _constant,
+    "stablehlo.convert": _fold,
+    "stablehlo.reshape": _fold,
+    "stablehlo.gather": _narrow_indices,
+    "stablehlo.scatter": _narrow_indices,
+    "stablehlo.sort": _sort,
+    "stablehlo.dot_general": _accumulate_wide,
+    "stablehlo.convolution": _accumulate_wide,
+}
