@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import grp
 import os
+import pwd
 import shutil
 import stat
 from pathlib import Path
@@ -22,8 +24,9 @@ _LEAST_FREE_BYTES = 1 << 20
 def check_trusted(folder: Path) -> None:
     """Raise ``ConfigError`` where ``folder`` is, or lies in, a place where another user could have put things.
 
-    Below a folder that everyone may write to (``/tmp``), and in it if it is ``folder`` itself, every step must belong
-    to this user or to root and be writable by nobody else.
+    Below a folder that everyone may write to (such as ``/tmp``), each step must belong to this user or to root, and
+    must not be writable by others unless everyone's things may again lie in it. ``folder`` itself must never be
+    everyone's, nor a group's where it lies below such a folder.
     """
     for path in {folder, Path(os.path.realpath(folder))}:
         public = False
@@ -35,21 +38,27 @@ def check_trusted(folder: Path) -> None:
             except NotADirectoryError:
                 raise ConfigError(f"the cache folder {folder}: {step.parent} is not a folder; {_FIX}") from None
             open_to_all = stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_IWOTH)
-            if public or (open_to_all and step == path):
-                _check_step(step, found, folder)
+            if public and found.st_uid not in (os.geteuid(), 0):
+                raise ConfigError(f"the cache folder {folder} is unsafe: {step} belongs to user {found.st_uid}; {_FIX}")
+            if (open_to_all and step == path) or (public and not open_to_all and _open_to_a_group(found)):
+                raise ConfigError(
+                    f"the cache folder {folder} is unsafe: other users can write to {step}; "
+                    f"run `chmod go-w {step}` if its content can be trusted, or {_FIX}"
+                )
             public = public or open_to_all
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"the cache folder {folder} is not a folder; {_FIX}")
 
 
-def _check_step(step: Path, found: os.stat_result, folder: Path) -> None:
-    if found.st_uid not in (os.geteuid(), 0):
-        raise ConfigError(f"the cache folder {folder} is not safe: {step} belongs to user id {found.st_uid}; {_FIX}")
-    if not stat.S_ISLNK(found.st_mode) and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigError(
-            f"the cache folder {folder} is not safe: other users can write to {step}; "
-            f"run `chmod go-w {step}` if its content can be trusted, or {_FIX}"
-        )
+def _open_to_a_group(found: os.stat_result) -> bool:
+    """Whether a group may write, other than this user's own one, which many systems give to each user."""
+    if stat.S_ISLNK(found.st_mode) or not found.st_mode & stat.S_IWGRP:
+        return False
+    try:
+        group, user = grp.getgrgid(found.st_gid), pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return True
+    return group.gr_name != user or bool(set(group.gr_mem) - {user})
 
 
 def make_folder(folder: Path) -> None:

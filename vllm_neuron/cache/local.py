@@ -14,6 +14,7 @@ to a temporary folder of this process.
 from __future__ import annotations
 
 import atexit
+import errno
 import logging
 import os
 import secrets
@@ -89,14 +90,7 @@ class LocalTier:
     @contextmanager
     def staging(self, key: str) -> Iterator[Path]:
         """An empty folder to make the entry of ``key`` in, for ``publish``. Removed afterwards, or after our death."""
-        folder = self._inner("staging")
-        scratch = None
-        if folder is not None:
-            try:
-                sweep(folder)
-                scratch = Scratch(folder, _checked(key))
-            except OSError as error:
-                self._refuse_or_raise(error)
+        scratch = self._scratch(_checked(key))
         if scratch is None:
             with self._fallback().staging(key) as path:
                 yield path
@@ -185,6 +179,20 @@ class LocalTier:
             self._refuse_or_raise(error)
             return None
         return folder
+
+    def _scratch(self, key: str) -> Scratch | None:
+        """A new folder to make an entry in; None where the tier can't be written to."""
+        folder = self._inner("staging")
+        if folder is None:
+            return None
+        try:
+            sweep(folder)
+            if folders.is_full(folder):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+            return Scratch(folder, key)
+        except OSError as error:
+            self._refuse_or_raise(error)
+            return None
 
     def _quarantine(self, key: str, found: Examined) -> None:
         path = self.root / key
