@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from vllm_neuron import envs
 
@@ -41,13 +40,13 @@ def compile_model(
     report: Annotated[Path | None, typer.Option("--report", help="Write a JSON report to this file.")] = None,
     entry_point: For = EntryPoint.SERVER,
 ) -> None:
-    """Compile every graph of MODEL without its weights, and publish the artifacts. Takes every option of `vllm serve`."""
+    """Compile every graph of MODEL without its weights, and publish them. Takes every option of `vllm serve`."""
     _set(envs.REMOTE_CACHE, remote)
     _set(envs.COMPILE_WORKERS, workers)
     result = _run(context, model, target, entry_point)
     if report is not None:
         result.write(report)
-    result.print(Console())
+    result.print()
     sys.exit(result.exit_code)
 
 
@@ -67,7 +66,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
-        result.print(Console())
+        result.print()
     sys.exit(result.exit_code if check else 0)
 
 

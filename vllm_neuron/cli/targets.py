@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -22,7 +23,7 @@ def show_targets(as_json: bool = typer.Option(False, "--json", help="Print JSON.
         return
     table = Table()
     for column in ("target", "stands for", "compiler", "memory", "compiles here", "runs here"):
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, no_wrap=column == "target", overflow="fold")
     for row in rows:
         table.add_row(
             row["name"],
@@ -37,7 +38,7 @@ def show_targets(as_json: bool = typer.Option(False, "--json", help="Print JSON.
     console.print(f"Target in force: {compile_target().name}", highlight=False)
 
 
-def _row(name: str) -> dict[str, str | int | bool | None]:
+def _row(name: str) -> dict[str, Any]:
     target = resolve_target(name)
     return {
         "name": name,

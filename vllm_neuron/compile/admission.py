@@ -11,18 +11,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 from filelock import FileLock, Timeout
 
 from vllm_neuron import envs
-from vllm_neuron.runtime.cpu import usable_cores
+from vllm_neuron.runtime.cpu import available_memory_bytes, usable_cores
 
 _POLL_SECONDS = 0.05
 
 
 def compile_workers(memory_per_compile: int) -> int:
     """How many compilers may run at once: the variable's number, bounded by this host's cores and memory."""
-    by_memory = _memory_limit_bytes() // max(memory_per_compile, 1)
+    by_memory = available_memory_bytes() // memory_per_compile
     return max(1, min(envs.COMPILE_WORKERS.get(), usable_cores(), by_memory))
 
 
@@ -49,9 +48,3 @@ def compile_slot(folder: Path | None, slots: int) -> Iterator[None]:
                 lock.release()
             return
         time.sleep(_POLL_SECONDS)
-
-
-def _memory_limit_bytes() -> int:
-    from vllm_neuron.runtime.cpu import available_memory_bytes
-
-    return min(available_memory_bytes(), psutil.virtual_memory().total)

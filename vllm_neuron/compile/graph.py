@@ -69,19 +69,23 @@ def _functional(forward: Forward, names: list[str], written: list[str]) -> Calla
     write to any other input.
     """
 
+    # torch exports these without types.
+    sync: Callable[[Any], None] = vars(torch)["_sync"]
+    is_written: Callable[[Any], bool] = vars(torch)["_functionalize_has_data_mutation"]
+
     def run(*flat: torch.Tensor) -> tuple[torch.Tensor]:
         no_functionalize = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
         updates: list[tuple[int, torch.Tensor]] = []
         with torch._C._ExcludeDispatchKeyGuard(no_functionalize), FunctionalTensorMode():
             wrapped: list[Any] = [FunctionalTensor.to_functional(tensor) for tensor in flat]
             output: Any = forward(dict(zip(names, wrapped, strict=True)))
-            torch._sync(output)
+            sync(output)
             result = torch._from_functional_tensor(output.elem)
             for index, tensor in enumerate(wrapped):
-                torch._sync(tensor)
+                sync(tensor)
                 if torch._functionalize_has_metadata_mutation(tensor.elem):
                     raise CaptureError(f"the model changes the shape or strides of its input '{names[index]}' in place")
-                if torch._functionalize_has_data_mutation(tensor.elem):
+                if is_written(tensor.elem):
                     updates.append((index, torch._from_functional_tensor(tensor.elem)))
         written[:] = [names[index] for index, _ in updates]
         for index, update in updates:

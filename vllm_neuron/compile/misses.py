@@ -21,13 +21,13 @@ class Miss:
 
 
 def miss_error(cache: TieredCache, model: str, misses: Sequence[Miss], graphs: int, command: str) -> CacheMissError:
-    """One error for all ``misses`` among the ``graphs`` of ``model``; ``command`` is the command line that fills them."""
+    """One error for all ``misses`` among the ``graphs`` of ``model``; ``command`` fills them."""
+    near = cache.nearest(misses[0].key.parts, misses[0].provenance, limit=1)
     lines = [
         f"Strict mode: {len(misses)} of {graphs} graphs of {model} are in no tier of the cache.",
         *(f"  {miss.graph}  key {miss.key.digest}" for miss in misses),
         f"Searched: {'; '.join(cache.describe())}.",
+        *(f"Nearest to {misses[0].graph}: {neighbour}." for neighbour in near),
+        f"To fill the cache, run: {command}",
     ]
-    for neighbour in cache.nearest(misses[0].key.parts, misses[0].provenance, limit=1):
-        lines.append(f"Nearest to {misses[0].graph}: {neighbour}.")
-    lines.append(f"To fill the cache, run: {command}")
     return CacheMissError("\n".join(lines))

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.usage.usage_lib import UsageContext
@@ -27,7 +26,7 @@ def compile_for_targets(model: str, options: Sequence[str], targets: Sequence[st
     A configuration is made per target, because sizes that vLLM derives from memory differ. Exits with 2 on an option
     that vLLM does not know; raises :class:`ConfigError` for a configuration that can't be served.
     """
-    parser = make_arg_parser(FlexibleArgumentParser(prog="vllm-neuron compile"))
+    parser = make_arg_parser(FlexibleArgumentParser(prog="vllm-neuron compile"))  # type: ignore[no-untyped-call]
     arguments = parser.parse_args([model, *options])
     return compile_arguments(arguments, targets, entry_point)
 
@@ -56,5 +55,5 @@ def serve_command(arguments: argparse.Namespace) -> int:
     target = envs.TARGET_OVERRIDE.get()
     assert target is not None, "checked when the platform was handed the parser"
     report = compile_arguments(arguments, [target], "server")
-    report.print(Console())
+    report.print()
     return report.exit_code

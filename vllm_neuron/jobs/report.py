@@ -70,8 +70,11 @@ class JobReport:
         """Write :meth:`to_json` to ``path``. Raises ``OSError``."""
         path.write_text(json.dumps(self.to_json(), indent=2) + "\n")
 
-    def print(self, console: Console) -> None:
-        """A table of the graphs, the errors in full, and the summary."""
+    def print(self) -> None:
+        """A table of the graphs, the errors in full, and the summary, to standard output."""
+        console = Console()
+        if not console.is_terminal:
+            console.width = _PLAIN_WIDTH
         table = Table(title=f"Graphs of {self.model}", title_justify="left")
         for column in ("graph", "target", "result", "seconds", "artifact", "memory", "key"):
             numeric = column in ("seconds", "artifact", "memory")
@@ -92,6 +95,9 @@ class JobReport:
                 console.print(f"{line.graph}: {line.error}", style="red", markup=False, highlight=False)
         console.print(self.summary(), markup=False, highlight=False)
 
+
+# Of a log file: wide enough for whole keys.
+_PLAIN_WIDTH = 160
 
 _SUMMARY = {
     "compiled": "compiled",

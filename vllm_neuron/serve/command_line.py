@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from vllm.utils.import_utils import resolve_obj_by_qualname
+
 from vllm_neuron import envs
-from vllm_neuron.errors import ConfigError
+from vllm_neuron.errors import ConfigError, NeuronError
 from vllm_neuron.serve.buckets import neuron_config
 
 LEVEL_OPTION = "--optimization-level"
+_SERVE_JOB = "vllm_neuron.jobs.command_line.serve_command"
 
 _parsed = False
 
@@ -28,6 +32,8 @@ def prepare(parser: Any) -> None:
         with refusing():
             envs.check_environment()
             neuron_config(getattr(namespace, "additional_config", None))
+        if envs.CPU_COMPILE.get() and _serves(parser):
+            raise SystemExit(_compile_instead(namespace))
         return namespace, rest
 
     parser.parse_known_args = parse_and_check
@@ -43,6 +49,20 @@ def refusing() -> Iterator[None]:
             raise
         print(f"vllm: error: {error}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
+
+
+def _serves(parser: Any) -> bool:
+    """True for the parser of ``vllm serve`` or of the API server's module."""
+    return parser.prog.split()[-1] == "serve" or Path(sys.argv[0]).parent.name in ("openai", "api_server")
+
+
+def _compile_instead(arguments: Any) -> int:
+    """The job that takes the server's place in compile-only mode: the one call upward. Returns the exit code."""
+    try:
+        return int(resolve_obj_by_qualname(_SERVE_JOB)(arguments))
+    except NeuronError as error:
+        print(f"vllm: error: {error}", file=sys.stderr, flush=True)
+        return 2 if isinstance(error, ConfigError) else 1
 
 
 def _keep_level_as_given(parser: Any) -> None:

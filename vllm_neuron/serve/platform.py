@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import os
@@ -9,14 +10,17 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from vllm_neuron import envs
+from vllm_neuron import envs, metrics
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.routes import current_route, log_once, optimization_level
 from vllm_neuron.serve import checks, command_line
 from vllm_neuron.targets import compile_target
 
+WORKER = "vllm_neuron.serve.worker.NeuronWorker"
+COMPILE_ONLY_WORKER = "vllm_neuron.serve.compile_worker.CompileOnlyWorker"
 EXPLICIT_LEVEL = "explicit_optimization_level"
 
 # The scheduler speaks the dialect of one runner or the other, and the choice depends on what else is installed.
@@ -24,6 +28,8 @@ os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
 # A first start compiles everything, which takes longer than vLLM waits by default.
 os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(24 * 3600))
 
+# vLLM imports this module before anything of Prometheus.
+metrics.share()
 logging.getLogger("vllm.neuron").setLevel(envs.LOG_LEVEL.get())
 
 
@@ -114,7 +120,14 @@ class NeuronPlatform(Platform):
             return
         with command_line.refusing():
             envs.check_environment()
+        _raise_config_errors_as_they_are()
         _note_explicit_level()
+
+    @classmethod
+    def validate_request(cls, processed_inputs: Any, params: Any) -> None:
+        """Raises ``RuntimeError`` in compile-only mode, which has nothing to run."""
+        if envs.CPU_COMPILE.get():
+            raise RuntimeError(_COMPILE_ONLY)
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: Any) -> None:
@@ -136,9 +149,34 @@ class NeuronPlatform(Platform):
         with command_line.refusing():
             checks.check(vllm_config)
         if parallel.worker_cls == "auto":
-            parallel.worker_cls = "vllm_neuron.serve.worker.NeuronWorker"
+            parallel.worker_cls = COMPILE_ONLY_WORKER if envs.CPU_COMPILE.get() else WORKER
         parallel.disable_custom_all_reduce = True
         scheduler.async_scheduling = False
+
+
+_COMPILE_ONLY = (
+    f"{envs.CPU_COMPILE.name}=1 only compiles: every graph is in the cache, and nothing can be generated in this mode. "
+    "Unset the variable to serve from the cache"
+)
+
+
+@functools.cache
+def _raise_config_errors_as_they_are() -> None:
+    """Keep pydantic from turning a ``ConfigError`` of our hooks into four lines about types and a web page."""
+    from vllm.config import VllmConfig
+
+    make = VllmConfig.__init__
+
+    @functools.wraps(make)
+    def make_or_refuse(*args: Any, **kwargs: Any) -> None:
+        try:
+            make(*args, **kwargs)
+        except ValidationError as error:
+            causes = [detail.get("ctx", {}).get("error") for detail in error.errors()]
+            ours = next((cause for cause in causes if isinstance(cause, ConfigError)), None)
+            raise (ours or error) from None
+
+    VllmConfig.__init__ = make_or_refuse  # type: ignore[method-assign]
 
 
 def _note_explicit_level() -> None:

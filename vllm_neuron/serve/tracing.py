@@ -13,6 +13,7 @@ import logging
 import multiprocessing
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -37,6 +38,7 @@ from vllm_neuron.errors import CaptureError
 from vllm_neuron.lowering.module import LoweredModule
 from vllm_neuron.lowering.native import lower
 from vllm_neuron.runtime.cpu import usable_cores
+from vllm_neuron.serve.accelerator import without_accelerator
 from vllm_neuron.serve.buckets import Bucket
 from vllm_neuron.serve.kv import planned_blocks
 from vllm_neuron.serve.step import STEP_INPUTS, StepModel, step_inputs
@@ -120,24 +122,25 @@ class Tracer:
     def __init__(self, vllm_config: Any, num_blocks: int | None = None) -> None:
         self._config = _private_copy(vllm_config)
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        without_accelerator()
         # What a worker's constructor sets: a job has no worker.
         self._config.kernel_config.ir_op_priority.set_default()
         ir.set_default_torch_wrap(self._config.compilation_config.ir_enable_torch_wrap)
         with _model_parallel_state(self._config), _configured(self._config):
-            self._step = StepModel(_build(self._config, self._mode), self._config)
-        self._weights = dict(self._step.named_weights())
+            self.step_model = StepModel(_build(self._config, self._mode), self._config)
+        self._weights = dict(self.step_model.named_weights())
         if num_blocks is None:
-            num_blocks = planned_blocks(self._step, self._config)
+            num_blocks = planned_blocks(self.step_model, self._config)
         self.num_blocks = num_blocks
-        self._kv = kv_inputs(self._step, num_blocks)
+        self._kv = kv_inputs(self.step_model, num_blocks)
 
     def trace(self, bucket: Bucket) -> TracedGraph:
         """Capture and lower one bucket."""
         start = time.monotonic()
-        specs = {f"inputs.{name}": spec for name, spec in step_inputs(bucket, self._step.block_size).items()}
+        specs = {f"inputs.{name}": spec for name, spec in step_inputs(bucket, self.step_model.block_size).items()}
         specs |= self._kv
         specs |= {f"weights.{name}": _spec(tensor) for name, tensor in self._weights.items()}
-        with _configured(self._config), self._step.context():
+        with _configured(self._config), self.step_model.context():
             graph = capture(self._forward, specs, self._kv, self._mode)
         module = lower(graph)
         seconds = time.monotonic() - start
@@ -148,7 +151,7 @@ class Tracer:
         weights = {f"model.{name}": inputs[f"weights.{name}"] for name in self._weights}
         caches = [[inputs[name] for name in self._kv if name.endswith(side)] for side in (".k", ".v")]
         step = [inputs[f"inputs.{name}"] for name in STEP_INPUTS]
-        logits: torch.Tensor = torch.func.functional_call(self._step, weights, (*step, *caches))
+        logits: torch.Tensor = torch.func.functional_call(self.step_model, weights, (*step, *caches))
         return logits
 
 
@@ -190,7 +193,9 @@ def _build(vllm_config: Any, mode: FakeTensorMode) -> nn.Module:
     kept = dict(shared)
     shared.clear()
     try:
-        with mode:
+        with mode, warnings.catch_warnings():
+            # vLLM looks at the addresses of weights, which fake ones have none of; it only compares them.
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             loader = ShapesLoader(vllm_config.load_config)
             model: nn.Module = loader.load_model(vllm_config=vllm_config, model_config=vllm_config.model_config)
         return model
@@ -208,7 +213,7 @@ def _configured(vllm_config: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _model_parallel_state(vllm_config: Any) -> Iterator[None]:
     """vLLM's process groups, which its layers ask for their rank: this process's own, or a group of one."""
-    if parallel_state.model_parallel_is_initialized():
+    if parallel_state.model_parallel_is_initialized():  # type: ignore[no-untyped-call]
         yield
         return
     with tempfile.TemporaryDirectory(prefix="vllm_neuron_") as folder, _configured(vllm_config):

@@ -21,6 +21,7 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 from vllm_neuron import envs, metrics
 from vllm_neuron.errors import UnsupportedError
 from vllm_neuron.runtime.cpu import usable_cores
+from vllm_neuron.serve.accelerator import without_accelerator
 from vllm_neuron.serve.buckets import buckets_for
 from vllm_neuron.serve.eager import EagerExecutor
 from vllm_neuron.serve.executor import GraphExecutor, allocate
@@ -47,7 +48,7 @@ class NeuronWorker(WorkerBase):
 
     def init_device(self) -> None:
         """The process's threads, seed and process group."""
-        _without_accelerator()
+        without_accelerator()
         if not os.environ.get("OMP_NUM_THREADS"):
             torch.set_num_threads(usable_cores())
         self.device = torch.device("cpu")
@@ -180,10 +181,3 @@ class NeuronWorker(WorkerBase):
 
     def _weight_bytes(self) -> int:
         return sum(weight.nbytes for _, weight in self._loaded().named_weights())
-
-
-def _without_accelerator() -> None:
-    """vLLM's model loader and its shutdown call these unconditionally, and torch raises where there is no device."""
-    for name in ("synchronize", "empty_cache", "empty_host_cache"):
-        if hasattr(torch.accelerator, name) and not torch.accelerator.is_available():
-            setattr(torch.accelerator, name, lambda *args, **kwargs: None)
