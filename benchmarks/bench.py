@@ -7,8 +7,8 @@ engines stay up, idle, and each round measures one after the other.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,6 +25,8 @@ from benchmarks.engines import ENGINES, OPTIONS, ROOT, Engine
 from benchmarks.report import Series
 from tools import make_smollm2
 from tools.server import Server, ServerError, serving
+
+SCRATCH = ROOT / ".cache" / "bench"
 
 console = Console()
 
@@ -49,32 +51,32 @@ def measures(plan: Plan) -> dict[str, Callable[[str, int], float]]:
     return found
 
 
-def start(stack: ExitStack, engine: Engine, dtype: str, scratch: Path, label: str) -> tuple[Server, float]:
+def start(stack: ExitStack, engine: Engine, dtype: str, label: str) -> tuple[Server, float]:
     """Start a server that ends with ``stack``. Returns it, and the seconds until it was ready."""
     model = ROOT / ".cache" / "models" / f"smollm2-135m-{dtype}"
-    log = scratch / f"{engine.name}-{dtype}.log"
+    log = SCRATCH / f"{engine.name}-{dtype}.log"
     begin = time.monotonic()
     server = stack.enter_context(serving(engine.command(model, dtype), engine.environment(log.with_suffix("")), log))
     try:
         server.wait(f"{engine.name}, {dtype}: {label} start", console)
     except ServerError:
-        console.print("\n".join(log.read_text(errors="replace").splitlines()[-30:]), markup=False, highlight=False)
+        console.print(f"see {log}", markup=False)
         raise
     seconds = time.monotonic() - begin
     console.print(f"{engine.name}, {dtype}: ready after {seconds:.1f} s, {label}")
     return server, seconds
 
 
-def measure(plan: Plan, dtype: str, scratch: Path) -> list[Series]:
+def measure(plan: Plan, dtype: str) -> list[Series]:
     """All series of one dtype, in the order of ``plan.engines``."""
     series = [Series(engine.name, dtype) for engine in plan.engines]
     for engine, one in zip(plan.engines, series, strict=True):
         with ExitStack() as stack:
-            one.add("start_cold_s", start(stack, engine, dtype, scratch, "cold")[1])
+            one.add("start_cold_s", start(stack, engine, dtype, "cold")[1])
     with ExitStack() as stack:
         servers = []
         for engine, one in zip(plan.engines, series, strict=True):
-            server, seconds = start(stack, engine, dtype, scratch, "warm")
+            server, seconds = start(stack, engine, dtype, "warm")
             one.add("start_warm_s", seconds)
             one.tokens = load.greedy_tokens(server.url, 32)
             servers.append(server)
@@ -132,14 +134,15 @@ def main() -> int:
         "rounds": plan.rounds,
     }
     series: list[Series] = []
-    with tempfile.TemporaryDirectory(prefix="vllm-neuron-bench-") as scratch:
-        try:
-            for dtype in plan.dtypes:
-                make_smollm2.make(ROOT / ".cache" / "models" / f"smollm2-135m-{dtype}", dtype)
-                series += measure(plan, dtype, Path(scratch))
-        except ServerError as error:
-            console.print(f"[bold red]bench failed:[/] {error}")
-            return 1
+    shutil.rmtree(SCRATCH, ignore_errors=True)
+    SCRATCH.mkdir(parents=True)
+    try:
+        for dtype in plan.dtypes:
+            make_smollm2.make(ROOT / ".cache" / "models" / f"smollm2-135m-{dtype}", dtype)
+            series += measure(plan, dtype)
+    except ServerError as error:
+        console.print(f"[bold red]bench failed:[/] {error}")
+        return 1
     show(series)
     name = datetime.now(UTC).strftime("%Y-%m-%dT%H%MZ")
     for path in report.write(given.output, name, series, about):

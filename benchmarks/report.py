@@ -53,22 +53,23 @@ def ratio(ours: list[float], other: list[float]) -> float:
 
 
 def rows(series: list[Series]) -> list[list[str]]:
-    """A header, then a row per engine and dtype: medians, and in brackets ours relative to that engine."""
-    first = {one.dtype: one for one in reversed(series)}
-    table = [["dtype", "engine", *COLUMNS.values(), "greedy tokens"]]
-    for one in series:
-        ours = first[one.dtype]
-        cells = [one.dtype, one.engine]
-        for column in COLUMNS:
-            values = one.values.get(column)
-            if not values:
-                cells.append("-")
-            elif one is ours:
-                cells.append(f"{statistics.median(values):.1f}")
-            else:
-                cells.append(f"{statistics.median(values):.1f} ({ratio(ours.values[column], values):.2f}x)")
-        same = "same" if one.tokens == ours.tokens else "differ"
-        table.append([*cells, "-" if one is ours else same])
+    """A header, then a row per dtype and column, with a cell per engine.
+
+    A cell is a median; in brackets, the first engine relative to that one.
+    """
+    engines = list(dict.fromkeys(one.engine for one in series))
+    table = [["dtype", "measured", *engines]]
+    for dtype in dict.fromkeys(one.dtype for one in series):
+        first, *others = (one for one in series if one.dtype == dtype)
+        for column, title in COLUMNS.items():
+            cells = [f"{statistics.median(first.values[column]):.1f}"]
+            cells += [
+                f"{statistics.median(one.values[column]):.1f} ({ratio(first.values[column], one.values[column]):.2f}x)"
+                for one in others
+            ]
+            table.append([dtype, title, *cells])
+        same = ["same" if one.tokens == first.tokens else "different" for one in others]
+        table.append([dtype, "32 greedy tokens", "-", *same])
     return table
 
 
