@@ -36,6 +36,9 @@ def make_tiny(folder: Path, architecture: str = "llama", dtype: str = "float32",
         return folder
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    if architecture == "gemma2":
+        # Its embeddings are scaled up and also the output head: unless they are small, it repeats its input.
+        model.get_input_embeddings().weight.data.mul_(0.05)
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
@@ -89,7 +92,7 @@ def _config(architecture: str, tokenizer: Any) -> Any:
         "num_attention_heads": 4,
     }
     # Wide enough weights that greedy text does not fall into one token.
-    decoder = {**common, "intermediate_size": 256, "num_key_value_heads": 2, "initializer_range": 0.08}
+    decoder = {**common, "intermediate_size": 256, "num_key_value_heads": 2, "initializer_range": 0.15}
     headed = {**decoder, "head_dim": 32}
     window = {"sliding_window": SLIDING_WINDOW}
     makers: dict[str, Any] = {
@@ -101,8 +104,8 @@ def _config(architecture: str, tokenizer: Any) -> Any:
         "phi3": lambda: transformers.Phi3Config(**decoder, tie_word_embeddings=False),
         "gpt2": lambda: transformers.GPT2Config(
             vocab_size=len(tokenizer), n_positions=MAX_POSITIONS, n_embd=128, n_layer=2, n_head=4,
-            bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, initializer_range=0.08,
+            bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, initializer_range=0.15,
         ),
-        "opt": lambda: transformers.OPTConfig(**common, ffn_dim=256, word_embed_proj_dim=128, init_std=0.08),
+        "opt": lambda: transformers.OPTConfig(**common, ffn_dim=256, word_embed_proj_dim=128, init_std=0.15),
     }  # fmt: skip
     return makers[architecture]()

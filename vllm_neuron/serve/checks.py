@@ -52,16 +52,15 @@ REFUSED: tuple[tuple[str, Test, str], ...] = (
     ("A mixture-of-experts model", lambda c: c.model_config.is_moe, "Serve a dense model"),
     ("A quantized checkpoint", lambda c: c.model_config.quantization,
      "Serve the checkpoint in bfloat16, float16 or float32"),
-    ("Prompt embeddings", lambda c: c.model_config.enable_prompt_embeds, "Drop --enable-prompt-embeds"),
-    ("Returning sampling masks", lambda c: getattr(c.model_config, "return_sampling_mask", False),
-     "Drop --return-sampling-mask"),
+    ("A prompt of embeddings", lambda c: c.model_config.enable_prompt_embeds, "Drop --enable-prompt-embeds"),
 )  # fmt: skip
 
 # Options that have no effect here: their name, and whether they are set.
 IGNORED: tuple[tuple[str, Test], ...] = (
     ("--compilation-config", lambda c: c.compilation_config.mode is not None and not _eager(c)),
-    ("CUDA graphs", lambda c: c.compilation_config.cudagraph_capture_sizes),
+    ("--compilation-config with CUDA graph sizes", lambda c: c.compilation_config.cudagraph_capture_sizes),
     ("--attention-backend", lambda c: c.attention_config.backend is not None),
+    ("--gpu-memory-utilization", lambda c: _sets_utilization(c.cache_config) and compile_target().memory_bytes is None),
 )
 
 
@@ -81,7 +80,7 @@ def warn_about_ignored(vllm_config: Any) -> None:
     """Say once what of the configuration has no effect."""
     for option, is_set in IGNORED:
         if is_set(vllm_config):
-            _warn_once(f"{option} has no effect on the Neuron platform")
+            _warn_once(f"{option} has no effect on the Neuron platform for the target {compile_target().name}")
 
 
 def _check_route() -> None:
@@ -100,6 +99,10 @@ def _warn_once(message: str) -> None:
 
 def _eager(config: Any) -> bool:
     return config.model_config is not None and bool(config.model_config.enforce_eager)
+
+
+def _sets_utilization(cache: Any) -> bool:
+    return bool(cache.gpu_memory_utilization != type(cache).gpu_memory_utilization)
 
 
 def _context_parallel(parallel: Any) -> bool:

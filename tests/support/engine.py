@@ -1,0 +1,165 @@
+"""Runs cases against real vLLM in processes of their own, and hands back what came of them.
+
+vLLM is imported once by a parent that forks a child per case, since importing it takes most of a small case's time.
+As a program it reads a list of cases as JSON from its input, and writes the results as JSON to the file that is named
+in its first argument.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MODES = {"eager": {"VLLM_NEURON_CPU_MODE": "1"}, "compiled": {}}
+
+
+def run_cases(cases: list[dict[str, Any]], mode: str = "eager", timeout: float = 900) -> list[dict[str, Any]]:
+    """The result of each case: what its ``do`` returns, with ``log``, ``exit`` and, if it raised, ``error``.
+
+    A case is {"do": "generate" | "configure" | "parse", ...; "env": variables to set, None to unset}.
+    """
+    environment = {**os.environ, **MODES[mode], "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        answers = Path(folder, "answers.json")
+        command = [sys.executable, "-m", "tests.support.engine", str(answers)]
+        done = subprocess.run(
+            command, input=json.dumps(cases), env=environment, cwd=REPOSITORY, text=True, capture_output=True,
+            timeout=timeout,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-5000:]
+        results: list[dict[str, Any]] = json.loads(answers.read_text())
+    return results
+
+
+def generate(case: dict[str, Any]) -> dict[str, Any]:
+    """Make ``LLM(**args)``, and run each of ``calls``: {"prompts": texts or token ids, "params": one or one each}."""
+    from vllm import LLM
+
+    llm = LLM(**case["args"])
+    calls = [_call(llm, call) for call in case["calls"]]
+    metrics = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+    return {"calls": calls, "metrics": metrics}
+
+
+def configure(case: dict[str, Any]) -> dict[str, Any]:
+    """Make the configuration of ``EngineArgs(**args)``, and nothing else."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    return _facts(EngineArgs(**case["args"]).create_engine_config())
+
+
+def parse(case: dict[str, Any]) -> dict[str, Any]:
+    """Parse ``argv`` with the server's parser, and make the configuration."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(case["argv"])
+    args = AsyncEngineArgs.from_cli_args(arguments)
+    return _facts(args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER))
+
+
+def _facts(config: Any) -> dict[str, Any]:
+    from vllm_neuron.serve.buckets import buckets_for
+
+    return {
+        "level": int(config.optimization_level),
+        "buckets": [bucket.name for bucket in buckets_for(config)],
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "async_scheduling": config.scheduler_config.async_scheduling,
+    }
+
+
+def _call(llm: Any, call: dict[str, Any]) -> list[dict[str, Any]]:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    def params(fields: dict[str, Any]) -> Any:
+        fields = dict(fields)
+        if "structured_outputs" in fields:
+            fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
+        return SamplingParams(**fields)
+
+    given = call["params"]
+    sampling = [params(one) for one in given] if isinstance(given, list) else params(given)
+    prompts = [{"prompt_token_ids": p} if isinstance(p, list) else p for p in call["prompts"]]
+    return [_request(output) for output in llm.generate(prompts, sampling, use_tqdm=False)]
+
+
+def _request(output: Any) -> dict[str, Any]:
+    return {
+        "prompt_ids": list(output.prompt_token_ids),
+        "prompt_logprobs": _logprobs(output.prompt_logprobs),
+        "outputs": [
+            {
+                "ids": list(one.token_ids),
+                "text": one.text,
+                "reason": one.finish_reason,
+                "logprobs": _logprobs(one.logprobs),
+            }
+            for one in output.outputs
+        ],
+    }
+
+
+def _logprobs(positions: Any) -> Any:
+    if positions is None:
+        return None
+    return [None if p is None else {str(token): (lp.logprob, lp.rank) for token, lp in p.items()} for p in positions]
+
+
+def _in_child(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+    answer, log = folder / "answer", folder / "log"
+    pid = os.fork()
+    if pid == 0:
+        with log.open("w") as stream:
+            os.dup2(stream.fileno(), 1)
+            os.dup2(stream.fileno(), 2)
+        answer.write_text(json.dumps(_try(case)))
+        # The parent's exit handlers and threads are not the child's.
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    result: dict[str, Any] = json.loads(answer.read_text()) if answer.exists() else {"exit": f"status {status}"}
+    return {**result, "log": log.read_text()}
+
+
+def _try(case: dict[str, Any]) -> dict[str, Any]:
+    for name, value in case.get("env", {}).items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    try:
+        return {"exit": 0, **globals()[case["do"]](case)}
+    except SystemExit as stop:
+        return {"exit": stop.code}
+    except BaseException as error:
+        traceback.print_exc()
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        return {"exit": 1, "error": str(error), "kinds": kinds}
+
+
+def main() -> None:
+    """Run the cases, one forked child after another."""
+    cases = json.loads(sys.stdin.read())
+    import vllm.entrypoints.launchers.cli_args
+    import vllm.entrypoints.llm
+    import vllm.v1.engine.core  # noqa: F401
+
+    results = []
+    for case in cases:
+        with tempfile.TemporaryDirectory() as folder:
+            results.append(_in_child(case, Path(folder)))
+    Path(sys.argv[1]).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
