@@ -73,7 +73,11 @@ class LocalTier:
         if found.metadata is not None:
             return Entry(path, found.metadata)
         if found.state is EntryState.DAMAGED:
-            self._quarantine(key, found)
+            try:
+                self._quarantine(key, found)
+            except OSError as error:
+                self._warn_once(key, f"The cache entry {path} is passed over, and can't be moved away ({error}): "
+                                     f"it is {found.state.value} ({found.reason}).")  # fmt: skip
         elif found.state is EntryState.FOREIGN:
             self._warn_once(key, f"The cache entry {path} is passed over: {found.reason}.")
         hits = (private.lookup(key) for private in self._privates.values())
@@ -195,20 +199,14 @@ class LocalTier:
             return None
 
     def _quarantine(self, key: str, found: Examined) -> None:
-        path = self.root / key
-        where = "passed over; it can't be moved away"
-        try:
-            if (folder := self._inner("quarantine")) is not None:
-                aside = folder / f"{key}.{secrets.token_hex(8)}"
-                if not publish.move_aside(path, aside, key):
-                    return
-                where = f"moved to {aside}"
-                aside.with_name(f"{aside.name}.reason.txt").write_text(f"{found.state.value}: {found.reason}\n")
-        except OSError as error:
-            if folders.refuses_writing(error, self.root):
-                self._refuse(str(error))
-            logger.debug("Quarantine of %s: %s", path, error)
-        self._warn_once(key, f"The cache entry {path} is {found.state.value} ({found.reason}): {where}.")
+        """Move the entry of ``key`` away, unless it has become whole in the meantime; else raise ``OSError``."""
+        path, folder = self.root / key, self._inner("quarantine")
+        if folder is None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        aside = folder / f"{key}.{secrets.token_hex(8)}"
+        if publish.move_aside(path, aside, key):
+            self._warn_once(key, f"The cache entry {path} is {found.state.value} ({found.reason}): moved to {aside}.")
+            aside.with_name(f"{aside.name}.reason.txt").write_text(f"{found.state.value}: {found.reason}\n")
 
     def _refuse_or_raise(self, error: OSError) -> None:
         if not folders.refuses_writing(error, self.root):

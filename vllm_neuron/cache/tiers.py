@@ -100,7 +100,8 @@ class TieredCache:
         """
         writable = [remote for remote in self.remotes if not remote.read_only]
         if self.remotes and not writable:
-            raise CacheError(f"entry {entry.key} can't be published: {', '.join(self.counters)} take no new entries")
+            names = ", ".join(remote.name for remote in self.remotes)
+            raise CacheError(f"entry {entry.key} can't be published: every remote cache is read-only ({names})")
         landed = [self._to_remote(remote, entry) for remote in writable]
         return any(landed)
 
