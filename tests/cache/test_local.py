@@ -220,7 +220,16 @@ def share(root: Path, other_user: int, actor: Start) -> None:
         with LocalTier(root).lock(KEY) as state:
             assert state.held
     member = actor("as_user", other_user, "build", root)
-    assert [member.hear() for _ in range(2)] == ["hit", "HELD"]
+    assert [member.hear() for _ in range(4)] == ["hit", "HELD", str(root / KEY), "found"]
+    member.process.wait()
+    (root / KEY / "graph.vmfb").write_bytes(b"rubbish")
+    # A member can't move away what another one owns; it must not be stopped by that.
+    member = actor("as_user", other_user, "build", root)
+    words = [member.hear() for _ in range(4)]
+    member.process.wait()
+    assert words[:2] == ["miss", "HELD"]
+    assert not Path(words[2]).is_relative_to(root)
+    assert words[3] == "found"
 
 
 def test_folder_of_another_user_below_a_public_one_is_refused(tmp_path: Path, other_user: int) -> None:

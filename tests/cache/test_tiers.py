@@ -1,0 +1,247 @@
+"""One lookup over all tiers: who is asked, who works, and what everyone gets."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from entries import ARTIFACT, FLAGS, KEY, MODULE, OTHER, PARTS, fill
+from processes import Actor
+from test_entry import HARM, flip
+from test_local import names
+
+from vllm_neuron.cache.entry import Entry, EntryState, examine
+from vllm_neuron.cache.key import artifact_key
+from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.remote import FolderRemote
+from vllm_neuron.cache.tiers import TieredCache
+from vllm_neuron.errors import CacheError, ConfigError
+
+Start = Callable[..., Actor]
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Entry:
+    return LocalTier(tmp_path / "builder").build(KEY, fill)
+
+
+@pytest.fixture
+def remote(tmp_path: Path, entry: Entry) -> FolderRemote:
+    """A remote that has the entry of KEY."""
+    store = FolderRemote(tmp_path / "remote")
+    store.publish(entry)
+    return store
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalTier:
+    return LocalTier(tmp_path / "local")
+
+
+def test_processes_compile_a_key_once(tmp_path: Path, actor: Start) -> None:
+    count = tmp_path / "count"
+    processes = [actor("compile_once", tmp_path / "root", count) for _ in range(8)]
+    assert {process.hear() for process in processes} == {"ready"}
+    for process in processes:
+        process.tell()
+    assert {process.hear() for process in processes} == {ARTIFACT.hex()}
+    assert [process.process.wait() for process in processes] == [0] * 8
+    assert len(count.read_text().splitlines()) == 1
+
+
+def test_killed_compiler_is_replaced_by_one_of_the_waiters(tmp_path: Path, actor: Start) -> None:
+    count = tmp_path / "count"
+    processes = [actor("compile_once", tmp_path / "root", count) for _ in range(4)]
+    assert {process.hear() for process in processes} == {"ready"}
+    for process in processes:
+        process.tell()
+    while not count.exists() or not count.read_text().endswith("\n"):
+        time.sleep(0.001)
+    first = int(count.read_text().split()[0])
+    victim = next(process for process in processes if process.pid == first)
+    victim.signal(signal.SIGKILL)
+    assert victim.process.wait() == -signal.SIGKILL
+    others = [process for process in processes if process is not victim]
+    assert {process.hear() for process in others} == {ARTIFACT.hex()}
+    assert len(set(count.read_text().split())) == 2
+    assert names(tmp_path / "root" / ".staging") == []
+
+
+def test_processes_of_one_host_fetch_a_key_once(tmp_path: Path, remote: FolderRemote, actor: Start) -> None:
+    processes = [actor("fetch", tmp_path / "root", remote.root) for _ in range(8)]
+    assert {process.hear() for process in processes} == {"ready"}
+    for process in processes:
+        process.tell()
+    words = [process.hear().split() for process in processes]
+    assert sorted(tier for tier, _, _ in words) == ["local"] * 7 + ["remote"]
+    assert sum(int(fetches) for _, fetches, _ in words) == 1
+    assert {artifact for _, _, artifact in words} == {ARTIFACT.hex()}
+
+
+def test_lookup_goes_from_near_to_far_and_fills_the_near(local: LocalTier, remote: FolderRemote) -> None:
+    empty = FolderRemote(remote.root.with_name("empty"))
+    cache = TieredCache(local, [empty, remote])
+    first, second = cache.lookup(KEY), cache.lookup(KEY)
+    assert first is not None
+    assert second is not None
+    assert (first.tier, first.source) == ("remote", str(remote.root))
+    assert (second.tier, second.source) == ("local", "local")
+    assert first.entry.path == second.entry.path == local.root / KEY
+    assert cache.lookup(OTHER.digest) is None
+    counters = {name: counter.to_json() for name, counter in cache.counters.items()}
+    for counter in counters.values():
+        assert counter.pop("seconds") > 0
+    size = sum((local.root / KEY / name).stat().st_size for name in first.entry.metadata.files)
+    nothing = {"hits": 0, "misses": 0, "fetches": 0, "bytes": 0, "failures": 0}
+    assert counters == {
+        "local": {**nothing, "hits": 1, "misses": 2},
+        empty.name: {**nothing, "misses": 2},
+        remote.name: {**nothing, "hits": 1, "misses": 1, "fetches": 1, "bytes": size},
+    }
+
+
+def test_nearer_tier_spares_the_farther_one(local: LocalTier, remote: FolderRemote) -> None:
+    local.build(KEY, fill)
+    cache = TieredCache(local, [remote])
+    shutil.rmtree(remote.root)
+    found = cache.lookup(KEY)
+    assert found is not None
+    assert cache.counters[remote.name].to_json() == {
+        "hits": 0, "misses": 0, "fetches": 0, "bytes": 0, "failures": 0, "seconds": 0.0,
+    }  # fmt: skip
+
+
+def test_lookup_inside_the_lock_does_not_wait_for_itself(local: LocalTier, remote: FolderRemote) -> None:
+    cache = TieredCache(local, [remote])
+    with cache.lock(KEY) as state:
+        assert state.held
+        found = cache.lookup(KEY)
+    assert found is not None
+    assert found.tier == "remote"
+
+
+@pytest.mark.parametrize("harm", HARM, ids=lambda harm: harm.__name__)
+@pytest.mark.parametrize("name", [".compilation_complete", "metadata.json", "graph.vmfb", "compiler.log"])
+def test_damaged_remote_entry_is_a_miss_and_nothing_of_it_stays(
+    local: LocalTier, remote: FolderRemote, name: str, harm: Callable[[Path], None]
+) -> None:
+    harm(remote.root / KEY / name)
+    cache = TieredCache(local, [remote])
+    assert cache.lookup(KEY) is None
+    assert local.keys() == []
+    assert examine(local.root / KEY, KEY).state is EntryState.ABSENT
+    assert names(local.root / ".staging") == []
+    cache.publish_remote(local.build(KEY, fill))
+    assert TieredCache(LocalTier(local.root.with_name("third")), [remote]).lookup(KEY) is not None
+
+
+def test_bad_copy_in_one_remote_does_not_hide_a_good_one_in_the_next(
+    local: LocalTier, remote: FolderRemote, entry: Entry, caplog: pytest.LogCaptureFixture
+) -> None:
+    flip(remote.root / KEY / "graph.vmfb")
+    good = FolderRemote(remote.root.with_name("good"))
+    good.publish(entry)
+    cache = TieredCache(local, [remote, good])
+    found = cache.lookup(KEY)
+    assert found is not None
+    assert found.source == good.name
+    assert cache.counters[remote.name].failures == 1
+    assert f"can't be had from the remote cache {remote.name}" in caplog.text
+
+
+def test_dead_remote_costs_a_warning(local: LocalTier, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = FolderRemote(tmp_path / "mount" / "cache")
+    (tmp_path / "mount").write_text("where a file system used to be")
+    cache = TieredCache(local, [store])
+    assert cache.lookup(KEY) is None
+    assert cache.where(KEY) == []
+    assert cache.counters[store.name].failures == 1
+    assert store.name in caplog.text
+    with pytest.raises(CacheError, match=f"{KEY} can't be published to {store.name}"):
+        cache.publish_remote(local.build(KEY, fill))
+
+
+def test_publishing_to_every_remote_that_takes_entries(local: LocalTier, tmp_path: Path) -> None:
+    stores = [FolderRemote(tmp_path / "a"), FolderRemote(tmp_path / "b", read_only=True), FolderRemote(tmp_path / "c")]
+    entry = local.build(KEY, fill)
+    cache = TieredCache(local, stores)
+    assert cache.publish_remote(entry) is True
+    assert cache.publish_remote(entry) is False
+    assert [store.keys() for store in stores] == [[KEY], [], [KEY]]
+    assert cache.where(KEY) == ["local", stores[0].name, stores[2].name]
+    assert cache.describe() == [
+        f"{local.root} (local)",
+        f"{tmp_path}/a (remote)",
+        f"{tmp_path}/b (remote, read-only)",
+        f"{tmp_path}/c (remote)",
+    ]
+    assert TieredCache(local).publish_remote(entry) is False
+    with pytest.raises(CacheError, match=rf"every remote cache is read-only \({tmp_path}/b\)"):
+        TieredCache(local, [stores[1]]).publish_remote(entry)
+
+
+def test_cache_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "root"))
+    monkeypatch.setenv("NEURON_LIBTORCH_REMOTE_CACHE", f"{tmp_path}/a,file://{tmp_path}/b")
+    cache = TieredCache.from_environment()
+    assert cache.local.root == tmp_path / "root" / "neuron" / "compile_cache"
+    assert [remote.name for remote in cache.remotes] == [f"{tmp_path}/a", f"{tmp_path}/b"]
+    monkeypatch.setenv("NEURON_LIBTORCH_REMOTE_CACHE", "s3://bucket")
+    with pytest.raises(ConfigError, match="s3:// is not supported"):
+        TieredCache.from_environment()
+
+
+def test_disabled_cache_is_of_this_process_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "root"))
+    monkeypatch.setenv("NEURON_LIBTORCH_REMOTE_CACHE", str(tmp_path / "remote"))
+    monkeypatch.setenv("NEURON_LIBTORCH_DISABLE_COMPILE_CACHE", "1")
+    cache, other = TieredCache.from_environment(), TieredCache.from_environment()
+    assert cache.remotes == []
+    assert cache.lookup(KEY) is None
+    with cache.lock(KEY) as state:
+        assert not state.held
+    entry = cache.local.build(KEY, fill)
+    cache.publish_remote(entry)
+    found = cache.lookup(KEY)
+    assert found is not None
+    assert found.entry.artifact_path.read_bytes() == ARTIFACT
+    assert other.lookup(KEY) is None
+    assert cache.local.shared_folder("slots") is None
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"compiler_version": "3.12.0"}, "IREE 3.13.0 there, 3.12.0 here"),
+        ({"level": 1}, "level: O2 there, O1 here"),
+        ({"target": "cpu:x86-64-v4"}, "target: cpu:x86-64-v3 there, cpu:x86-64-v4 here"),
+        ({"flags": [*FLAGS, "--extra"]}, "flags: nothing more there, --extra here"),
+        ({"flags": FLAGS[:1]}, f"flags: {FLAGS[1]} there, nothing more here"),
+        ({"flags": FLAGS[::-1]}, f"flags: in another order or number, {' '.join(FLAGS)} there, "
+                                 f"{' '.join(FLAGS[::-1])} here"),
+    ],
+)  # fmt: skip
+def test_nearest_entry_says_what_differs(
+    local: LocalTier, remote: FolderRemote, change: dict[str, object], words: str
+) -> None:
+    arguments = {"module": MODULE, "compiler": "iree", "compiler_version": "3.13.0", "flags": FLAGS,
+                 "target": "cpu:x86-64-v3", "level": 2, **change}  # fmt: skip
+    wanted = artifact_key(**arguments)  # type: ignore[arg-type]
+    (neighbour,) = TieredCache(local, [remote]).nearest(wanted.parts, {})
+    assert neighbour.differences == (words,)
+    assert str(neighbour) == f"{KEY} in {remote.name}: {words}"
+
+
+def test_nearest_of_several_entries(local: LocalTier, remote: FolderRemote) -> None:
+    local.build(KEY, fill)
+    parts = {**PARTS.parts, "module": "0" * 64}
+    provenance = {"model": "tiny", "bucket": "prefill_s128", "max_num_seqs": 16, "only_here": 1}
+    near = TieredCache(local, [remote]).nearest(parts, provenance)
+    assert [neighbour.tier for neighbour in near] == [remote.name, "local"]
+    assert near[0].differences == ("module: the graph differs", "max_num_seqs: 8 there, 16 here")
+    assert len(TieredCache(local, [remote]).nearest(parts, provenance, limit=1)) == 1
