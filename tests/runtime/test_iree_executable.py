@@ -70,7 +70,7 @@ def test_every_dtype_crosses_the_boundary_in_every_shape(build: Build, shape: tu
     types = ["tensor<" + "x".join([*map(str, shape), element]) + ">" for element in MLIR_TYPES.values()]
     arguments = ", ".join(f"%{side}{i}: {of}" for i, of in enumerate(types) for side in "ab")
     body = "\n".join(
-        f"%{i} = stablehlo.{'xor' if 'i1' in of else 'add'} %a{i}, %b{i} : {of}" for i, of in enumerate(types)
+        f"%{i} = stablehlo.{'xor' if of.endswith('i1>') else 'add'} %a{i}, %b{i} : {of}" for i, of in enumerate(types)
     )
     results = ", ".join(f"%{i}" for i in range(len(types)))
     outputs = ", ".join(types)
