@@ -62,5 +62,6 @@ def optimization_level(route: Route, level: int, explicit: bool) -> tuple[int, s
 
 @functools.cache
 def log_once(line: str) -> None:
-    """Log a start-up line, once in a process: vLLM builds its configuration more than once."""
-    logger.info(line)
+    """Log a start-up line once, in the first process: vLLM completes its configuration again in others."""
+    if multiprocessing.parent_process() is None:
+        logger.info(line)

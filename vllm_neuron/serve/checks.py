@@ -57,7 +57,7 @@ REFUSED: tuple[tuple[str, Test, str], ...] = (
 
 # Options that have no effect here: their name, and whether they are set.
 IGNORED: tuple[tuple[str, Test], ...] = (
-    ("--compilation-config", lambda c: c.compilation_config.mode is not None and not _eager(c)),
+    ("--compilation-config", lambda c: c.compilation_config.mode),
     ("--compilation-config with CUDA graph sizes", lambda c: c.compilation_config.cudagraph_capture_sizes),
     ("--attention-backend", lambda c: c.attention_config.backend is not None),
     ("--gpu-memory-utilization", lambda c: _sets_utilization(c.cache_config) and compile_target().memory_bytes is None),
@@ -95,10 +95,6 @@ def _check_route() -> None:
 @functools.cache
 def _warn_once(message: str) -> None:
     logger.warning(message)
-
-
-def _eager(config: Any) -> bool:
-    return config.model_config is not None and bool(config.model_config.enforce_eager)
 
 
 def _sets_utilization(cache: Any) -> bool:
