@@ -12,6 +12,20 @@ from torch._ops import OpOverload
 
 _aten = torch.ops.aten
 
+# Forms with a scalar that torch-mlir lacks.
+_BITWISE = {
+    _aten.__and__.Scalar: _aten.bitwise_and.Tensor,
+    _aten.__or__.Scalar: _aten.bitwise_or.Tensor,
+    _aten.__xor__.Scalar: _aten.bitwise_xor.Tensor,
+    _aten.__lshift__.Scalar: _aten.bitwise_left_shift.Tensor,
+    _aten.__rshift__.Scalar: _aten.bitwise_right_shift.Tensor,
+    _aten.bitwise_and.Scalar: _aten.bitwise_and.Tensor,
+    _aten.bitwise_or.Scalar: _aten.bitwise_or.Tensor,
+    _aten.bitwise_xor.Scalar: _aten.bitwise_xor.Tensor,
+    _aten.bitwise_left_shift.Tensor_Scalar: _aten.bitwise_left_shift.Tensor,
+    _aten.bitwise_right_shift.Tensor_Scalar: _aten.bitwise_right_shift.Tensor,
+}
+
 
 def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
     """A fresh copy of the table to trace with (``aot_autograd(decompositions=...)``, ``make_fx``).
@@ -32,10 +46,7 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
         _aten.cumprod.default: _cumprod,
         _aten.searchsorted.Tensor: _searchsorted,
         _aten.bucketize.Tensor: _bucketize,
-        _aten.__rshift__.Scalar: _right_shift,
-        _aten.__lshift__.Scalar: _left_shift,
-        _aten.bitwise_right_shift.Tensor_Scalar: _right_shift,
-        _aten.bitwise_left_shift.Tensor_Scalar: _left_shift,
+        **{scalar: _with_tensor(tensor) for scalar, tensor in _BITWISE.items()},
     }
 
 
@@ -93,11 +104,9 @@ def _bucketize(values: Tensor, boundaries: Tensor, *, out_int32: bool = False, r
     return _searchsorted(boundaries, values, out_int32=out_int32, right=right)
 
 
-def _right_shift(x: Tensor, count: int) -> Tensor:
-    result: Tensor = _aten.bitwise_right_shift.Tensor(x, torch.full((), count, dtype=x.dtype, device=x.device))
-    return result
+def _with_tensor(op: OpOverload) -> Callable[[Tensor, int], Tensor]:
+    def with_tensor(x: Tensor, scalar: int) -> Tensor:
+        result: Tensor = op(x, torch.full((), scalar, dtype=x.dtype, device=x.device))
+        return result
 
-
-def _left_shift(x: Tensor, count: int) -> Tensor:
-    result: Tensor = _aten.bitwise_left_shift.Tensor(x, torch.full((), count, dtype=x.dtype, device=x.device))
-    return result
+    return with_tensor

@@ -11,8 +11,9 @@ input. So the program is put into a form that needs nothing else:
 * Any other in-place operation on an input works on a copy; none has an operand that shares storage with what it writes.
 * No result shares storage with an input, with an aliased output or with another result.
 
-A copy is a selection by a value that the compiler can't know: not folded away, exact for every dtype, and fused with
-what produces or consumes it.
+A copy is an operation that changes nothing, but that only the last stage of the compiler finds out about: it stays an
+operation with an output of its own, and it is exact for every dtype. (``stablehlo.optimization_barrier`` would not do:
+IREE takes the value behind it for other memory than the one before it, and loses track of who may write when.)
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from vllm_neuron.lowering.stablehlo import build, compare, element_of, shape_of, splat, tensor_type
+from vllm_neuron.lowering.stablehlo import build, compare, convert, element_of, shape_of, splat, tensor_type
 
 # Operations whose result can be the same memory as their first operand.
 _VIEWS = frozenset(
@@ -90,13 +91,16 @@ class _Protection:
         self.output = list(block.operations)[-1].operation
         self.owned: dict[Any, Any] = {}  # in-place operation -> the aliased argument that it may write to
         self.roots: dict[Any, frozenset[Any]] = {argument: frozenset([argument]) for argument in self.arguments}
+        self.place: dict[Any, int] = {}
         self.copies = 0
 
     def run(self) -> None:
         for output, argument in enumerate(self.aliases):
             self._own(output, self.arguments[argument])
-        for op in list(self.block.operations)[:-1]:
-            self._visit(op.operation)
+        operations = [op.operation for op in self.block.operations]
+        self.place = {operation: place for place, operation in enumerate(operations)}
+        for operation in operations[:-1]:
+            self._visit(operation)
         self._separate_results()
 
     def _own(self, output: int, argument: Any) -> None:
@@ -122,8 +126,6 @@ class _Protection:
             row = splat([1, 1], "i32", 0)
             old = build("stablehlo.reshape", [flat], [argument]).result
             new = build("stablehlo.reshape", [flat], [self.output.operands[output]]).result
-            # Keeps the compiler from computing the value inside the scatter, and from using that the row is known.
-            row, new = build("stablehlo.optimization_barrier", [row.type, new.type], [row, new]).results
             scatter = build("stablehlo.scatter", [flat], [old, row, new], _one_row(), regions=1)
             scalar = tensor_type([], element)
             with ir.InsertionPoint(scatter.regions[0].blocks.append(scalar, scalar)) as point:
@@ -134,6 +136,8 @@ class _Protection:
     def _visit(self, operation: Any) -> None:
         if operation.name in _IN_PLACE:
             self._separate_operands(operation)
+        if operation in self.owned:
+            self._settle_readers(operation)
         for index, result in enumerate(operation.results):
             sources = (self.roots[value] for value in _same_memory(operation, index))
             self.roots[result] = frozenset([result]).union(*sources)
@@ -149,6 +153,20 @@ class _Protection:
             elif index in written:
                 shared |= roots
 
+    def _settle_readers(self, operation: Any) -> None:
+        """Let later readers of what ``operation`` overwrites read a copy made before.
+
+        Otherwise IREE works on a copy and copies back, which the runtime forbids on small imported buffers.
+        """
+        argument = self.owned[operation]
+        for value in [value for value, roots in self.roots.items() if argument in roots]:
+            uses = [(use.owner.operation, use.operand_number) for use in value.uses]
+            late = [(reader, index) for reader, index in uses if self.place.get(reader, -1) > self.place[operation]]
+            if late:
+                copy = self._copy(value, operation)
+                for reader, index in late:
+                    reader.operands[index] = copy
+
     def _separate_results(self) -> None:
         count = len(self.aliases)
         taken = frozenset(self.arguments).union(*(self.roots[value] for value in list(self.output.operands)[:count]))
@@ -159,20 +177,32 @@ class _Protection:
             taken |= self.roots[value]
 
     def _copy(self, value: Any, before: Any) -> Any:
-        """The same value in storage of its own. No two copies are equal to the compiler, so none becomes another."""
+        """The same value in storage of its own. Copies differ in a number, so that none becomes another."""
         from torch_mlir import ir
 
         self.copies += 1
         with ir.InsertionPoint(before):
-            number = splat([], "i32", self.copies)
-            unknown = build("stablehlo.optimization_barrier", [number.type], [number]).result
-            true = compare(unknown, splat([], "i32", -1), "NE", "SIGNED")
-            zeros = splat(shape_of(value), element_of(value), 0)
-            copy = build("stablehlo.select", [value.type], [true, value, zeros]).result
-            # Keeps the copy out of the operation that needs it.
-            result = build("stablehlo.optimization_barrier", [value.type], [copy]).result
+            result = _recomputed(value, self.copies)
         self.roots[result] = frozenset([result])
         return result
+
+
+def _recomputed(value: Any, number: int) -> Any:
+    """``value`` bit for bit, by arithmetic that is folded only inside the operation that it becomes.
+
+    For bits ``x | (x & n)``; for truth values whether ``exp(x)``, 1 or e, is more than a number between them.
+    """
+    shape, element = shape_of(value), element_of(value)
+    distinct = 1 + number % 126
+    if element == "i1":
+        exponential = build("stablehlo.exponential", [tensor_type(shape, "f32")], [convert(value, "f32")]).result
+        return compare(exponential, splat(shape, "f32", 1.5 + distinct / 128), "GT")
+    integer = element if "i" in element else "i" + "".join(filter(str.isdigit, element))
+    type_ = tensor_type(shape, integer)
+    bits = value if integer == element else build("stablehlo.bitcast_convert", [type_], [value]).result
+    part = build("stablehlo.and", [type_], [bits, splat(shape, integer, distinct)]).result
+    bits = build("stablehlo.or", [type_], [bits, part]).result
+    return bits if integer == element else build("stablehlo.bitcast_convert", [value.type], [bits]).result
 
 
 def _written(operation: Any) -> list[int]:
