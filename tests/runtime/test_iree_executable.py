@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -253,10 +255,17 @@ right = lambda executable: torch.equal(executable([torch.ones(64)])[0], torch.fu
 def python(code: str, artifact: Path, **environment: str) -> str:
     """The output of a process that runs the code; it must end by itself, and well."""
     command = [sys.executable, "-c", PRELUDE + code, str(artifact)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
-    assert process.returncode == 0, process.stderr
-    assert process.stderr == ""
-    return process.stdout
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, errors = process.communicate(timeout=120)
+    finally:  # a child that hangs must not stay either
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert (process.returncode, errors) == (0, "")
+    return output
 
 
 def test_forked_child_loads_for_itself_and_ends_by_itself(build: Build) -> None:
