@@ -29,7 +29,7 @@ _IDENTITIES = frozenset(
     }
 )
 # Claims about shapes and dtypes that capture has already settled.
-_SETTLED_CHECKS = frozenset({_aten._assert_tensor_metadata.default, _aten.sym_constrain_range.default})
+_SETTLED_CHECKS = frozenset({_aten._assert_tensor_metadata.default})
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _read(gm: GraphModule, names: Sequence[str]) -> _Source:
         elif node.target in _IDENTITIES:
             value_of[node] = args[0]
         elif node.op not in ("placeholder", "get_attr"):
-            _check_functional(node)
+            _check_operator(node)
             source.operands[node] = (args, _portable(kwargs))
     source.mutated = {node: value for node, value in source.mutated.items() if node is not value}
     return source
@@ -162,9 +162,14 @@ def _flat_results(results: Any) -> list[Node]:
     return flat
 
 
-def _check_functional(node: Node) -> None:
+def _check_operator(node: Node) -> None:
     if node.op != "call_function":
         raise CaptureError(f"{node.format_node()} is not an operator call: capture down to ATen first")
+    if any(_is_dynamic(value) for value in _leaves(node.meta.get("val"))):
+        raise UnsupportedOpError(
+            f"{node.target}: what it returns, or its shape, depends on the values in a tensor, and a compiled graph "
+            "has static shapes: leave it out of the compiled function"
+        )
     if not isinstance(node.target, OpOverload) or node.target in _SETTLED_CHECKS:
         return
     schema = node.target._schema
@@ -177,6 +182,16 @@ def _check_functional(node: Node) -> None:
         raise UnsupportedOpError(
             f"{node.target} has an effect but no result, which a compiled graph can't carry out: remove it"
         )
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [leaf for item in value for leaf in _leaves(item)] if isinstance(value, list | tuple) else [value]
+
+
+def _is_dynamic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(not isinstance(size, int) for size in value.shape)
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def _portable(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -223,8 +238,4 @@ def _fake(mode: FakeTensorMode, value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     with mode:
-        if any(not isinstance(size, int) for size in value.shape):
-            raise CaptureError(
-                f"a value has the dynamic shape {tuple(value.shape)}: capture one static shape at a time"
-            )
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")

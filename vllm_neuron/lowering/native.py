@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from vllm_neuron.errors import UnsupportedOpError
 from vllm_neuron.lowering import passes, protection, stablehlo
-from vllm_neuron.lowering.canonical import CanonicalGraph
+from vllm_neuron.lowering.canonical import CanonicalGraph, tensor_spec
 from vllm_neuron.lowering.module import LoweredModule
 
 _TORCH_BACKEND = (
@@ -26,7 +28,7 @@ def lower(graph: CanonicalGraph) -> LoweredModule:
     The same graph gives the same bytes in every process, under every hash seed and in every folder.
     Raises :class:`UnsupportedOpError`, naming the operator and its shapes, for what can't be lowered.
     """
-    _check_boundary(graph)
+    _refuse_complex(graph)
     module = _import(passes.prepare(graph.graph_module))
     for pipeline in (_TORCH_BACKEND, _STABLEHLO, _SIMPLIFY):
         _run(module, pipeline)
@@ -37,11 +39,14 @@ def lower(graph: CanonicalGraph) -> LoweredModule:
     return LoweredModule("stablehlo", text.encode(), graph.abi)
 
 
-def _check_boundary(graph: CanonicalGraph) -> None:
-    for kind, specs in (("input", graph.abi.inputs), ("output", graph.abi.outputs)):
-        for spec in specs:
-            if spec.dtype.startswith("complex"):
-                raise UnsupportedOpError(f"{kind} {spec}: complex numbers are not supported, use torch.view_as_real")
+def _refuse_complex(graph: CanonicalGraph) -> None:
+    for node in graph.graph_module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.dtype.is_complex:
+            raise UnsupportedOpError(
+                f"{passes.describe(node)} gives {tensor_spec(node)}: complex numbers are not supported; compute with "
+                "real and imaginary parts"
+            )
 
 
 def _import(gm: GraphModule) -> Any:
@@ -52,12 +57,40 @@ def _import(gm: GraphModule) -> Any:
     context = ir.Context()
     torch_dialect.register_dialect(context)
     importer = FxImporter(context=context)
-    importer.import_stateless_graph(gm.graph, func_name="main")
+    try:
+        importer.import_stateless_graph(gm.graph, func_name="main")
+    except (AssertionError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedOpError(f"the graph can't be lowered to StableHLO: {_first_line(error)}") from error
     return importer.module
 
 
 def _run(module: Any, pipeline: str) -> None:
+    from torch_mlir import ir
     from torch_mlir.passmanager import PassManager
 
-    with module.context:
-        PassManager.parse(pipeline).run(module.operation)
+    try:
+        with module.context:
+            PassManager.parse(pipeline).run(module.operation)
+    except ir.MLIRError as error:
+        messages = [_readable(diagnostic.message) for diagnostic in error.error_diagnostics]
+        raise UnsupportedOpError(next(filter(None, messages), _first_line(error))) from error
+
+
+_OPERATION = re.compile(r"(?:\"torch\.operator\"|\"?(?P<op>torch\.\w+\.[\w.]+)\"?).*?:\s*(?P<types>\(.*)", re.DOTALL)
+_OPERATOR_NAME = re.compile(r'name = "(?P<op>[^"]+)"')
+_TENSOR = re.compile(r"!torch\.vtensor<\[(?P<shape>[\d,]*)\],(?P<element>[^>]+>?)>")
+
+
+def _readable(message: str) -> str:
+    """The operator and the types in one of torch-mlir's messages, in a line; empty if it names none."""
+    operation = _OPERATION.search(message)
+    name = _OPERATOR_NAME.search(message) or operation
+    if operation is None or name is None or not name["op"]:
+        return ""
+    types = _TENSOR.sub(lambda tensor: f"{tensor['element']}[{tensor['shape']}]", operation["types"].splitlines()[0])
+    return f"{name['op']}: no lowering to StableHLO for {types.replace('!torch.', '')}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -2,18 +2,75 @@
 
 from __future__ import annotations
 
-from torch.fx import Graph, GraphModule
+from typing import Any
 
-from vllm_neuron.lowering.indices import guard_indices
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+
+from vllm_neuron.abi import TensorSpec
+from vllm_neuron.errors import UnsupportedOpError
+from vllm_neuron.lowering.indices import call, guard_indices
+
+_aten = torch.ops.aten
 
 
 def prepare(gm: GraphModule) -> GraphModule:
-    """A copy of ``gm`` in which every index stays within its tensor, ready for import.
+    """A copy of ``gm``, ready for import: no masks as indices, and every index within its tensor.
 
-    Raises :class:`UnsupportedOpError` for random numbers.
+    Raises :class:`UnsupportedOpError` for random numbers and for writes through a mask that have no static form.
     """
     graph = Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     copy = GraphModule(gm, graph)
-    guard_indices(copy.graph)
+    for node in list(graph.nodes):
+        _refuse_random(node)
+        if node.target in (_aten.index_put.default, _aten._unsafe_index_put.default):
+            _replace_mask(graph, node)
+    guard_indices(graph)
     return copy
+
+
+def describe(node: Node) -> str:
+    """An operator call as a message shows it: ``aten.mm.default(float32[4,8], float32[8,2])``."""
+    return f"{node.target}({', '.join(_describe_argument(arg) for arg in (*node.args, *node.kwargs.values()))})"
+
+
+def _describe_argument(arg: Any) -> str:
+    value = arg.meta.get("val") if isinstance(arg, Node) else None
+    if isinstance(value, torch.Tensor):
+        return str(TensorSpec(str(value.dtype).removeprefix("torch."), tuple(value.shape)))
+    if isinstance(arg, list | tuple):
+        return f"[{', '.join(map(_describe_argument, arg))}]"
+    return str(arg)
+
+
+def _refuse_random(node: Node) -> None:
+    if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+        raise UnsupportedOpError(
+            f"{describe(node)}: random numbers in a compiled graph would not follow torch's seed. Draw them outside "
+            "and pass them in; for dropout, call model.eval()"
+        )
+
+
+def _replace_mask(graph: Graph, node: Node) -> None:
+    """``x[mask] = value`` with one value for all selected elements is ``where(mask, value, x)``."""
+    arguments: list[Any] = list(node.args)
+    base, indices, value, *accumulate = arguments
+    masks = [index for index in indices if index is not None and index.meta["val"].dtype == torch.bool]
+    if not masks:
+        return
+    mask, trailing = masks[0], base.meta["val"].shape[masks[0].meta["val"].dim() :]
+    # A value of more dimensions than the trailing ones has an element for each selected place.
+    single = value.meta["val"].numel() == 1 or value.meta["val"].dim() <= len(trailing)
+    if len(indices) > 1 or any(accumulate) or not single:
+        raise UnsupportedOpError(
+            f"{describe(node)}: a write through a mask needs one value for all selected elements; use torch.where"
+        )
+    with graph.inserting_before(node):
+        wide = call(graph, _aten.view.default, mask, [*mask.meta["val"].shape, *[1] * len(trailing)])
+        if value.meta["val"].dim() > len(trailing):
+            value = call(graph, _aten.view.default, value, [])
+        result = call(graph, _aten.where.self, wide, value, base)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
