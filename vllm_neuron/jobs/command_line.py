@@ -16,6 +16,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm_neuron import envs
 from vllm_neuron.jobs.compile_only import compile_model
 from vllm_neuron.jobs.report import JobReport
+from vllm_neuron.serve.model_folder import check_dtype_known
 
 _USAGE = {"server": UsageContext.OPENAI_API_SERVER, "llm": UsageContext.LLM_CLASS}
 
@@ -47,7 +48,10 @@ def compile_arguments(arguments: argparse.Namespace, targets: Sequence[str], ent
 
 def engine_config(arguments: argparse.Namespace, entry_point: str) -> Any:
     """vLLM's configuration, as its server or ``LLM(...)`` would make it from these arguments."""
-    return AsyncEngineArgs.from_cli_args(arguments).create_engine_config(_USAGE[entry_point])
+    args = AsyncEngineArgs.from_cli_args(arguments)
+    config = args.create_engine_config(_USAGE[entry_point])
+    check_dtype_known(config, str(args.dtype))
+    return config
 
 
 def serve_command(arguments: argparse.Namespace) -> int:

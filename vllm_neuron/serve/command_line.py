@@ -13,6 +13,7 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError, NeuronError
 from vllm_neuron.serve.buckets import neuron_config
+from vllm_neuron.serve.model_folder import check_model_folder
 
 LEVEL_OPTION = "--optimization-level"
 _SERVE_JOB = "vllm_neuron.jobs.command_line.serve_command"
@@ -32,6 +33,8 @@ def prepare(parser: Any) -> None:
         with refusing():
             envs.check_environment()
             neuron_config(getattr(namespace, "additional_config", None))
+            if model := getattr(namespace, "model_tag", None) or getattr(namespace, "model", None):
+                check_model_folder(model)
         if envs.CPU_COMPILE.get() and _serves(parser):
             raise SystemExit(_compile_instead(namespace))
         return namespace, rest

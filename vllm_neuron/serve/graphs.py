@@ -92,7 +92,9 @@ class GraphSet:
             if outcome not in misses and outcome.error is not None:
                 raise outcome.error
         if misses:
-            raise self._miss_error([outcome.request for outcome in misses])
+            error = self._miss_error([outcome.request for outcome in misses])
+            logger.error("%s", error)
+            raise error
 
     def _miss_error(self, requests: list[GraphRequest]) -> NeuronError:
         misses = [Miss(request.name, self._pipeline.key(request.module), request.provenance) for request in requests]

@@ -1,0 +1,145 @@
+"""One lookup for every caller: local, remote, compile once per host, or fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.compile.modules import broken, scale
+from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.remote import FolderRemote
+from vllm_neuron.cache.tiers import TieredCache
+from vllm_neuron.compile.misses import Miss, miss_error
+from vllm_neuron.compile.pipeline import Pipeline, Publish, Source
+from vllm_neuron.compile.pool import GraphRequest, resolve_all
+from vllm_neuron.errors import CacheError, CacheMissError, CompileError
+from vllm_neuron.runtime.iree import IreeExecutable
+from vllm_neuron.targets import resolve_target
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROCESSES = 8
+
+
+def pipeline(folder: Path, host: str, *, strict: bool = False, publish: Publish = Publish.NONE) -> Pipeline:
+    """A host's pipeline over its own local tier and the remote tier that all hosts of ``folder`` share."""
+    cache = TieredCache(LocalTier(folder / host), [FolderRemote(folder / "remote")])
+    target = resolve_target("cpu")
+    return Pipeline(cache, target, [target], strict=strict, publish=publish)
+
+
+def test_compiled_once_then_found_locally_and_by_another_host(tmp_path: Path) -> None:
+    first = pipeline(tmp_path, "a", publish=Publish.REQUIRED).resolve(scale(3), {"graph": "g"})
+    again = pipeline(tmp_path, "a").resolve(scale(3), {})
+    other = pipeline(tmp_path, "b", strict=True).resolve(scale(3), {})
+    assert [first.source, again.source, other.source] == [Source.COMPILED, Source.LOCAL, Source.REMOTE]
+    assert first.published
+    assert first.key == again.key == other.key
+    assert other.entry.metadata.provenance == {"graph": "g"}
+    (result,) = IreeExecutable(other.entry.artifact_path, other.entry.abi)([torch.arange(4.0)])
+    torch.testing.assert_close(result, torch.tensor([0.0, 3.0, 6.0, 9.0]))
+
+
+def test_nothing_is_published_unless_asked(tmp_path: Path) -> None:
+    pipeline(tmp_path, "a").resolve(scale(3), {})
+    assert pipeline(tmp_path, "b").lookup(scale(3)) is None
+
+
+def test_an_entry_that_only_the_local_tier_has_is_published_when_that_is_required(tmp_path: Path) -> None:
+    pipeline(tmp_path, "a").resolve(scale(3), {})
+    later = pipeline(tmp_path, "a", publish=Publish.REQUIRED).resolve(scale(3), {})
+    assert (later.source, later.published) == (Source.LOCAL, True)
+    assert not pipeline(tmp_path, "a", publish=Publish.REQUIRED).resolve(scale(3), {}).published
+
+
+@pytest.mark.parametrize("policy", [Publish.REQUIRED, Publish.BEST_EFFORT])
+def test_a_remote_that_takes_nothing_fails_only_a_required_publish(tmp_path: Path, policy: Publish) -> None:
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote" / ".staging").write_text("a file where a folder has to be")
+    resolving = pipeline(tmp_path, "a", publish=policy)
+    if policy is Publish.REQUIRED:
+        with pytest.raises(CacheError, match="can't be published"):
+            resolving.resolve(scale(3), {})
+    else:
+        assert resolving.resolve(scale(3), {}).source is Source.COMPILED
+
+
+def test_strict_compiles_nothing(tmp_path: Path) -> None:
+    strict = pipeline(tmp_path, "a", strict=True)
+    with pytest.raises(CacheMissError, match=strict.key(scale(3)).digest):
+        strict.resolve(scale(3), {"graph": "decode_b1"})
+    assert strict.cache.local.keys() == []
+
+
+def test_the_error_of_a_strict_start_says_all_that_helps(tmp_path: Path) -> None:
+    near = pipeline(tmp_path, "a")
+    near.level = 1
+    near.resolve(scale(3), {"graph": "decode_b1", "max_num_seqs": 8})
+    strict = pipeline(tmp_path, "a", strict=True)
+    misses = [
+        Miss(f"decode_b{n}", strict.key(scale(3 * n)), {"graph": "decode_b1", "max_num_seqs": 16}) for n in (1, 2)
+    ]
+    message = str(miss_error(strict.cache, "my/model", misses, 7, "vllm-neuron compile my/model"))
+    assert "2 of 7 graphs of my/model" in message
+    assert f"decode_b1  key {misses[0].key.digest}" in message
+    assert f"decode_b2  key {misses[1].key.digest}" in message
+    assert f"{tmp_path / 'a'} (local)" in message
+    assert f"{tmp_path / 'remote'} (remote)" in message
+    assert "level: O1 there, O2 here" in message
+    assert "max_num_seqs: 8 there, 16 here" in message
+    assert message.endswith("To fill the cache, run: vllm-neuron compile my/model")
+
+
+def test_one_failure_does_not_stop_the_others_and_leaves_no_entry(tmp_path: Path) -> None:
+    compiling = pipeline(tmp_path, "a")
+    modules = {"good": scale(2), "bad": broken(), "fine": scale(4)}
+    outcomes = resolve_all(compiling, (GraphRequest(name, module, {}) for name, module in modules.items()))
+    assert [outcome.request.name for outcome in outcomes] == list(modules)
+    assert [outcome.resolution is not None for outcome in outcomes] == [True, False, True]
+    assert isinstance(outcomes[1].error, CompileError)
+    assert "error:" in str(outcomes[1].error)
+    assert sorted(compiling.cache.local.keys()) == sorted(compiling.key(scale(n)).digest for n in (2, 4))
+
+
+def test_levels_and_targets_have_keys_of_their_own(tmp_path: Path) -> None:
+    base = pipeline(tmp_path, "a")
+    other = pipeline(tmp_path, "a")
+    other.level = 3
+    keys = {base.key(scale(3)).digest, other.key(scale(3)).digest, base.key(scale(4)).digest}
+    keys |= {base.key(scale(3), resolve_target(f"cpu:x86-64-v{n}")).digest for n in (2, 4)}
+    assert len(keys) == 5
+
+
+def test_processes_that_start_cold_at_once_compile_each_graph_once(tmp_path: Path) -> None:
+    spawned = tmp_path / "spawned"
+    environment = {**os.environ, "VLLM_CACHE_ROOT": str(tmp_path / "root"), "OMP_NUM_THREADS": "1"}
+    environment.pop("NEURON_LIBTORCH_REMOTE_CACHE", None)
+    command = [sys.executable, "-m", "tests.compile.resolve_many", str(spawned)]
+    workers = [
+        subprocess.Popen(
+            [*command, str(tmp_path / f"ready{n}")], cwd=REPOSITORY, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )
+        for n in range(PROCESSES)
+    ]  # fmt: skip
+    try:
+        while not all((tmp_path / f"ready{n}").exists() for n in range(PROCESSES)):
+            assert all(worker.poll() is None for worker in workers)
+            time.sleep(0.05)
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        sources = [json.loads(worker.communicate(timeout=300)[0]) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert spawned.read_text().count("compiler") == 3
+    flat = [source for each in sources for source in each]
+    assert (flat.count("compiled"), flat.count("local")) == (3, 3 * PROCESSES - 3)
