@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ArtifactKey:
     """
 
     digest: str
-    parts: Mapping[str, str]
+    parts: Mapping[str, str] = field(compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.digest

@@ -36,6 +36,9 @@ _CONTENDED = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
 _guard = threading.Lock()
 _open_locks: set[KernelLock] = set()
 
+# Where a holder was last found silent: as long as it has not counted since, there is no point in waiting again.
+_silent: dict[Path, int] = {}
+
 
 class KernelLock:
     """An exclusive ``flock`` on a file that is created at need and never unlinked here.
@@ -170,8 +173,9 @@ class KeyLock:
         self._lock.release()
 
     def _wait(self, timeout: float) -> bool:
-        pause, silence, waited, next_report = _FIRST_POLL_SECONDS, 0.0, 0.0, _FIRST_REPORT_SECONDS
+        pause, waited, next_report = _FIRST_POLL_SECONDS, 0.0, _FIRST_REPORT_SECONDS
         seen = self._lock.count()
+        silence = timeout if _silent.get(self._lock.path) == seen else 0.0
         while silence < timeout:
             before = time.monotonic()
             time.sleep(pause)
@@ -186,6 +190,7 @@ class KeyLock:
             if waited >= next_report:
                 logger.info("Waited %.0f s for another process that works on %s", waited, self._lock.path.stem)
                 next_report = waited + _REPORT_SECONDS
+        _silent[self._lock.path] = seen
         return False
 
     def _start_heart(self) -> None:
