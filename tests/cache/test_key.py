@@ -73,6 +73,11 @@ def test_order_of_the_parts_does_not_matter() -> None:
     assert ArtifactKey.from_parts(dict(reversed(PARTS.parts.items()))).digest == KEY
 
 
+def test_keys_are_equal_by_digest() -> None:
+    assert len({PARTS, ArtifactKey.from_parts(PARTS.parts)}) == 1
+    assert str(PARTS) == KEY
+
+
 def test_equal_values_under_other_names_are_another_key() -> None:
     swapped = {**PARTS.parts, "target": PARTS.parts["level"], "level": PARTS.parts["target"]}
     assert ArtifactKey.from_parts(swapped).digest != KEY

@@ -98,6 +98,23 @@ def test_what_a_killed_process_leaves_goes_with_the_next_one(root: Path, actor: 
     assert LocalTier(root).keys() == [KEY]
 
 
+def test_forked_child_does_not_remove_the_work_of_its_parent(root: Path) -> None:
+    code = f"""
+import os, sys
+from pathlib import Path
+from vllm_neuron.cache.local import LocalTier
+with LocalTier(Path({str(root)!r})).staging({KEY!r}) as folder:
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    print(folder.exists())
+print(folder.exists())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
+
+
 def test_second_publisher_uses_what_the_first_one_stored(root: Path) -> None:
     first, second = LocalTier(root), LocalTier(root)
     with second.staging(KEY) as folder:

@@ -60,11 +60,33 @@ def test_waiter_goes_on_alone_where_the_holder_is_silent(actor: Start, path: Pat
     assert third.hear() == "HELD"
 
 
+def test_silence_is_waited_for_once(actor: Start, path: Path) -> None:
+    holder = actor("hold", path)
+    assert holder.hear() == "HELD"
+    holder.signal(signal.SIGSTOP)
+    waiter = KeyLock(path)
+    assert waiter.acquire(LEAST_TIMEOUT_SECONDS) is LockState.SILENT
+    # Ten minutes, far more than a test may take, if it waited again.
+    assert waiter.acquire(600) is LockState.SILENT
+    holder.signal(signal.SIGCONT)
+    count = path.stat().st_size
+    while path.stat().st_size == count:
+        time.sleep(0.01)
+    outcome: list[LockState] = []
+    thread = threading.Thread(target=lambda: outcome.append(waiter.acquire(600)))
+    thread.start()
+    holder.tell()
+    thread.join()
+    assert outcome == [LockState.HELD]
+    waiter.release()
+
+
 def test_sleep_of_the_whole_machine_is_no_silence(actor: Start, path: Path) -> None:
     holder = actor("hold", path)
     assert holder.hear() == "HELD"
     waiter = actor("wait", path, LEAST_TIMEOUT_SECONDS)
     assert waiter.hear() == "waiting"
+    time.sleep(0.5)  # Now it is in the middle of its wait.
     for number in (signal.SIGSTOP, signal.SIGCONT):
         waiter.signal(number)
         holder.signal(number)
@@ -97,18 +119,21 @@ def test_lock_file_is_never_unlinked(path: Path) -> None:
     assert len(inodes) == 1
 
 
-def test_lock_of_a_cache_that_was_removed_excludes_nobody(tmp_path: Path) -> None:
-    folder = tmp_path / "locks"
-    folder.mkdir()
-    old, new = KeyLock(folder / "key.lock"), KeyLock(folder / "key.lock")
+def test_lock_of_a_cache_that_was_removed_excludes_nobody(tmp_path: Path, actor: Start) -> None:
+    path = tmp_path / "locks" / "key.lock"
+    path.parent.mkdir()
+    old = KeyLock(path)
     assert old.acquire(60).held
-    shutil.rmtree(folder)
-    folder.mkdir()
-    assert new.acquire(60).held
+    waiter = actor("hold", path)
+    time.sleep(1)  # It waits for the old file.
+    shutil.rmtree(path.parent)
+    path.parent.mkdir()
+    assert waiter.hear() == "HELD"
     old.release()
-    assert not kernel_can_lock(folder / "key.lock")
-    new.release()
-    assert kernel_can_lock(folder / "key.lock")
+    assert not kernel_can_lock(path), "the waiter holds the file that newcomers find"
+    waiter.tell()
+    assert waiter.hear() == "released"
+    assert kernel_can_lock(path)
 
 
 def kernel_can_lock(path: Path) -> bool:

@@ -71,6 +71,28 @@ def test_killed_compiler_is_replaced_by_one_of_the_waiters(tmp_path: Path, actor
     assert names(tmp_path / "root" / ".staging") == []
 
 
+def test_silent_compiler_is_not_waited_for_and_uses_what_won(
+    tmp_path: Path, actor: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEURON_LIBTORCH_COMPILATION_TIMEOUT", "2")
+    count = tmp_path / "count"
+    silent, other = (actor("compile_once", tmp_path / "root", count, tmp_path / "remote") for _ in range(2))
+    assert [silent.hear(), other.hear()] == ["ready", "ready"]
+    silent.tell()
+    while not count.exists():
+        time.sleep(0.001)
+    silent.signal(signal.SIGSTOP)
+    other.tell()
+    assert other.hear() == ARTIFACT.hex()
+    assert other.process.wait() == 0
+    before = (tmp_path / "root" / KEY).stat().st_ino
+    silent.signal(signal.SIGCONT)
+    assert silent.hear() == ARTIFACT.hex()
+    assert silent.process.wait() == 0
+    assert (tmp_path / "root" / KEY).stat().st_ino == before
+    assert len(count.read_text().splitlines()) == 2
+
+
 def test_processes_of_one_host_fetch_a_key_once(tmp_path: Path, remote: FolderRemote, actor: Start) -> None:
     processes = [actor("fetch", tmp_path / "root", remote.root) for _ in range(8)]
     assert {process.hear() for process in processes} == {"ready"}
