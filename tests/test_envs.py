@@ -203,12 +203,11 @@ def test_cpu_compile_may_be_strict(monkeypatch: pytest.MonkeyPatch) -> None:
     assert envs.strict()
 
 
-def test_remote_is_a_url_or_an_absolute_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_remotes_are_urls_or_absolute_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NEURON_LIBTORCH_REMOTE_CACHE", "s3://bucket/prefix")
-    assert envs.REMOTE_CACHE.get() == "s3://bucket/prefix"
-    monkeypatch.setenv("NEURON_LIBTORCH_REMOTE_CACHE", "shared")
-    assert envs.REMOTE_CACHE.get() == str(tmp_path / "shared")
+    monkeypatch.setenv("NEURON_LIBTORCH_REMOTE_CACHE", "s3://bucket/prefix, shared,~/mine,,/x")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert envs.REMOTE_CACHE.get() == f"s3://bucket/prefix,{tmp_path}/shared,{tmp_path}/home/mine,,/x"
 
 
 Mounts = Callable[[str], None]

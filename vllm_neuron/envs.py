@@ -159,6 +159,12 @@ def _path(text: str) -> str:
     return str(Path(text).expanduser().absolute())
 
 
+def _remotes(text: str) -> str:
+    """Folders become absolute; URLs, and what is empty, are for the cache to judge."""
+    parts = (part.strip() for part in text.split(","))
+    return ",".join(part if "://" in part or not part else _path(part) for part in parts)
+
+
 def _boolean(text: str) -> bool:
     if text.lower() not in _TRUE + _FALSE:
         raise ValueError(text)
@@ -183,7 +189,7 @@ COUNT = Parser("int", "a whole number, 1 or more", lambda text: int(_number(str(
 SECONDS = Parser("seconds", "a number of seconds, 0.001 or more", lambda text: _number(text, 0.001))
 TEXT = Parser("str", "any text", str)
 PATH = Parser("path", "a folder", _path)
-PATH_OR_URL = Parser("path or URL", "a folder or a URL", lambda text: text if "://" in text else _path(text))
+REMOTES = Parser("paths or URLs", "folders or URLs, separated by commas", _remotes)
 LOGICAL_CORES = Parser("int", "1 or 2", lambda text: int(_number(str(int(text)), 1, 2)))
 FRACTION = Parser("float", "a number from 0 to 1", lambda text: _number(text, 0, 1))
 GIBIBYTES = Parser("float", "a number of GiB, 0 or more", lambda text: _number(text, 0))
@@ -216,8 +222,9 @@ CACHE_ROOT = Variable(
     default_text="`~/.cache/vllm` (`$XDG_CACHE_HOME/vllm`, where that is set)",
 )  # fmt: skip
 REMOTE_CACHE: Variable[str | None] = Variable(
-    "NEURON_LIBTORCH_REMOTE_CACHE", PATH_OR_URL, None,
-    "Remote tier: a shared folder, or the URL of a store, that every machine reads and compile jobs fill.",
+    "NEURON_LIBTORCH_REMOTE_CACHE", REMOTES, None,
+    "Remote tier: a folder that machines share, as a path or a `file://` URL. Compile jobs fill it. "
+    "Of several, separated by commas, the first that has an entry serves it.",
     ("VLLM_NEURON_REMOTE_CACHE",), "unset: no remote tier",
 )  # fmt: skip
 DISABLE_COMPILE_CACHE = Variable(
@@ -275,14 +282,8 @@ LOGICAL_NC_CONFIG: Variable[int | None] = Variable(
     "Physical cores per logical Neuron core. Given to neuronx-cc as `--lnc`; part of the key.",
     default_text="unset: 2 on trn2 and trn3",
 )  # fmt: skip
-BARRIER_TIMEOUT = Variable(
-    "VLLM_NEURON_BARRIER_TIMEOUT", SECONDS, 3600.0,
-    "How long ranks wait for one another.",
-)  # fmt: skip
-LOG_LEVEL = Variable(
-    "VLLM_NEURON_LOG_LEVEL", LEVEL, "INFO",
-    "Least severe message that is logged.",
-)  # fmt: skip
+BARRIER_TIMEOUT = Variable("VLLM_NEURON_BARRIER_TIMEOUT", SECONDS, 3600.0, "How long ranks wait for one another.")
+LOG_LEVEL = Variable("VLLM_NEURON_LOG_LEVEL", LEVEL, "INFO", "Least severe message that is logged.")
 KV_BUDGET_CAP_FRACTION = Variable(
     "VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION", FRACTION, 0.30,
     "Largest part of a device's usable memory that the KV cache may take.",
