@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
+from torch.utils._python_dispatch import _disable_current_modes
 
 from vllm_neuron.abi import Abi, TensorSpec
 from vllm_neuron.errors import CaptureError, UnsupportedOpError
@@ -79,8 +80,11 @@ def canonicalize(gm: GraphModule, names: Sequence[str]) -> CanonicalGraph:
         aliases=tuple(index[node] for node in mutated),
     )
     body = [node for node in gm.graph.nodes if node in live and node not in source.names]
+    # Dynamo compiles while its own fake mode is active.
+    with _disable_current_modes():
+        rebuilt = _rebuild(gm, source, [*kept, *body], outputs)
     return CanonicalGraph(
-        graph_module=_rebuild(gm, source, [*kept, *body], outputs),
+        graph_module=rebuilt,
         input_names=tuple(source.names[node] for node in kept),
         input_positions=tuple(positions[node] for node in kept),
         abi=abi,

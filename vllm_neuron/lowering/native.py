@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
 
 from vllm_neuron.errors import UnsupportedOpError
 from vllm_neuron.lowering import passes, protection, stablehlo
@@ -28,8 +29,10 @@ def lower(graph: CanonicalGraph) -> LoweredModule:
     The same graph gives the same bytes in every process, under every hash seed and in every folder.
     Raises :class:`UnsupportedOpError`, naming the operator and its shapes, for what can't be lowered.
     """
-    _refuse_complex(graph)
-    module = _import(passes.prepare(graph.graph_module))
+    # Dynamo compiles while its own fake mode is active.
+    with _disable_current_modes():
+        _refuse_complex(graph)
+        module = _import(passes.prepare(graph.graph_module))
     for pipeline in (_TORCH_BACKEND, _STABLEHLO, _SIMPLIFY):
         _run(module, pipeline)
     stablehlo.rewrite(module)
@@ -43,8 +46,9 @@ def _refuse_complex(graph: CanonicalGraph) -> None:
     for node in graph.graph_module.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.dtype.is_complex:
+            name = passes.describe(node) if node.op == "call_function" else "an input"
             raise UnsupportedOpError(
-                f"{passes.describe(node)} gives {tensor_spec(node)}: complex numbers are not supported; compute with "
+                f"{name} is {tensor_spec(node)}: complex numbers are not supported; compute with "
                 "real and imaginary parts"
             )
 

@@ -16,7 +16,7 @@ _aten = torch.ops.aten
 
 
 def prepare(gm: GraphModule) -> GraphModule:
-    """A copy of ``gm``, ready for import: no masks as indices, and every index within its tensor.
+    """A copy of ``gm``, ready for import: every index within its tensor, and nothing that torch-mlir gets wrong.
 
     Raises :class:`UnsupportedOpError` for random numbers and for writes through a mask that have no static form.
     """
@@ -27,6 +27,9 @@ def prepare(gm: GraphModule) -> GraphModule:
         _refuse_random(node)
         if node.target in (_aten.index_put.default, _aten._unsafe_index_put.default):
             _replace_mask(graph, node)
+        elif node.target is _aten.add.Tensor and node.meta["val"].dtype == torch.bool:
+            # torch-mlir adds single bits, so that two truths make a falsehood.
+            node.target, node.args, node.kwargs = _aten.logical_or.default, node.args[:2], {}
     guard_indices(graph)
     return copy
 
