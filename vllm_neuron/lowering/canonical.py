@@ -238,8 +238,12 @@ def _literal(gm: GraphModule, node: Node) -> torch.Tensor:
 
 
 def _fake(mode: FakeTensorMode, value: Any) -> Any:
-    """A CPU fake tensor of the same shape, strides and dtype; everything else as it is."""
+    """A CPU fake tensor of the same shape, strides, offset and dtype; everything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     with mode:
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+        fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+        if offset := value.storage_offset():
+            span = offset + fake.untyped_storage().nbytes() // fake.element_size()
+            fake = torch.empty(span, dtype=value.dtype).as_strided(value.shape, value.stride(), offset)
+        return fake

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 _aten = torch.ops.aten
 
@@ -73,10 +75,13 @@ def _in_range(graph: Graph, index: Node, size: int) -> Node:
     return call(graph, _aten.clamp.default, wrapped, 0, size - 1)
 
 
-def call(graph: Graph, target: OpOverload, *args: Any) -> Node:
-    """Add an operator call at the graph's insertion point, with the metadata that import needs."""
-    node = graph.call_function(target, args)
-    values = torch.fx.node.map_arg(args, lambda arg: arg.meta["val"])
-    with next(arg for arg in args if isinstance(arg, Node)).meta["val"].fake_mode:
-        node.meta["val"] = target(*values)
+def call(graph: Graph, target: OpOverload, *args: Any, mode: FakeTensorMode | None = None, **kwargs: Any) -> Node:
+    """Add an operator call at the graph's insertion point, with the metadata that import needs.
+
+    ``mode`` is needed where no argument is a tensor.
+    """
+    node = graph.call_function(target, args, kwargs)
+    values = map_arg(args, lambda arg: arg.meta["val"])
+    with mode or node.all_input_nodes[0].meta["val"].fake_mode:
+        node.meta["val"] = target(*values, **kwargs)
     return node

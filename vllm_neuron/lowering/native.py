@@ -76,8 +76,11 @@ def _run(module: Any, pipeline: str) -> None:
         with module.context:
             PassManager.parse(pipeline).run(module.operation)
     except ir.MLIRError as error:
-        messages = [_readable(diagnostic.message) for diagnostic in error.error_diagnostics]
-        raise UnsupportedOpError(next(filter(None, messages), _first_line(error))) from error
+        # An argument that is left over is named instead of the operator that needs it.
+        left = [str(op) for op in stablehlo.walk(module) if op.name.startswith(("torch.aten.", "torch.operator"))]
+        messages = [*(diagnostic.message for diagnostic in error.error_diagnostics), *left]
+        readable = [text for text in map(_readable, messages) if text and not text.startswith("torch.constant")]
+        raise UnsupportedOpError(readable[0] if readable else _first_line(error)) from error
 
 
 _OPERATION = re.compile(r"(?:\"torch\.operator\"|\"?(?P<op>torch\.\w+\.[\w.]+)\"?).*?:\s*(?P<types>\(.*)", re.DOTALL)

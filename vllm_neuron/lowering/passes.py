@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import UnsupportedOpError
 from vllm_neuron.lowering.indices import call, guard_indices
+from vllm_neuron.lowering.strided import replace_strided
 
 _aten = torch.ops.aten
 
@@ -27,6 +28,8 @@ def prepare(gm: GraphModule) -> GraphModule:
         _refuse_random(node)
         if node.target in (_aten.index_put.default, _aten._unsafe_index_put.default):
             _replace_mask(graph, node)
+        elif node.target in (_aten.as_strided.default, _aten.as_strided_scatter.default):
+            replace_strided(graph, node)
         elif node.target is _aten.add.Tensor and node.meta["val"].dtype == torch.bool:
             # torch-mlir adds single bits, so that two truths make a falsehood.
             node.target, node.args, node.kwargs = _aten.logical_or.default, node.args[:2], {}
