@@ -269,7 +269,8 @@ ASSERT_CACHE_HIT = Variable(
 )  # fmt: skip
 CACHING_PRECOMPILE = Variable(
     "TORCH_CACHING_PRECOMPILE", BOOLEAN, lambda: BACKEND.get() in ("neuron_native", "neuron"),
-    "The Precompile Cache: a start that finds its graphs in the cache skips capturing them.",
+    "The Precompile Cache: a start that finds its graphs in the cache skips capturing them. "
+    "Accepted, and without effect in this release: every start captures.",
     default_text="1 where `VLLM_NEURON_BACKEND` is `neuron_native` or `neuron`, else 0",
 )  # fmt: skip
 COMPILED_ARTIFACTS: Variable[str | None] = Variable(
