@@ -20,6 +20,7 @@ from processes import Actor
 
 from vllm_neuron.cache.entry import write_entry
 from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.lock import LockState
 from vllm_neuron.errors import CacheError, ConfigError
 
 Start = Callable[..., Actor]
@@ -103,6 +104,7 @@ def test_forked_child_does_not_remove_the_work_of_its_parent(root: Path) -> None
 import os, sys
 from pathlib import Path
 from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.lock import LockState
 with LocalTier(Path({str(root)!r})).staging({KEY!r}) as folder:
     child = os.fork()
     if child == 0:
@@ -188,8 +190,7 @@ def test_one_winner_among_threads(root: Path) -> None:
     made = []
 
     def work() -> None:
-        with tier.lock(KEY) as state:
-            assert state.held
+        with tier.lock(KEY):
             if tier.lookup(KEY) is None:
                 made.append(tier.build(KEY, fill))
 
@@ -199,6 +200,25 @@ def test_one_winner_among_threads(root: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(made) == 1
+
+
+def test_all_who_wait_go_on_at_once_when_the_entry_is_there(root: Path) -> None:
+    tier = LocalTier(root)
+    states = []
+
+    def wait() -> None:
+        with tier.lock(KEY) as state:
+            states.append(state)
+            assert tier.lookup(KEY) is not None
+
+    threads = [threading.Thread(target=wait) for _ in range(8)]
+    with tier.lock(KEY):
+        for thread in threads:
+            thread.start()
+        tier.build(KEY, fill)
+        for thread in threads:
+            thread.join()  # The lock is still held.
+    assert states == [LockState.DONE] * 8
 
 
 def test_lock_may_be_taken_again_inside(root: Path) -> None:

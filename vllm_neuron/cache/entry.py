@@ -114,11 +114,8 @@ def write_entry(
     (model, bucket, versions, options); never names of parameters. Raises ``CacheError`` where the folder can't be an
     entry, ``OSError`` where it can't be written.
     """
-    records = {}
-    for path in sorted(folder.iterdir()):
-        if path.name in (METADATA_FILE, COMPLETE_MARKER):
-            raise CacheError(f"{folder} already has {path.name}; an entry is finished once")
-        records[path.name] = _record(path)
+    records = _records(folder)
+    artifacts = [name for name in records if name.startswith("graph") and name not in MODULE_FILES]
     try:
         metadata = Metadata(
             format_version=FORMAT_VERSION,
@@ -126,9 +123,7 @@ def write_entry(
             key_parts=dict(key.parts),
             abi=abi.to_json(),
             module_file=_the_one(folder, [name for name in records if name in MODULE_FILES], "module"),
-            artifact_file=_the_one(
-                folder, [name for name in records if name.startswith("graph") and name not in MODULE_FILES], "artifact"
-            ),
+            artifact_file=_the_one(folder, artifacts, "artifact"),
             files=records,
             required_features=tuple(required_features),
             provenance=dict(provenance or {}),
@@ -137,22 +132,31 @@ def write_entry(
         )
     except ValidationError as error:
         raise CacheError(f"{folder} can't be made an entry: {_first_problem(error)}") from error
-    data = metadata.to_json().encode()
-    if len(data) > MAX_METADATA_BYTES:
-        raise CacheError(f"the metadata of {key} takes {len(data)} bytes, at most {MAX_METADATA_BYTES} are allowed")
-    files.write_synced(folder / METADATA_FILE, data)
-    files.write_synced(folder / COMPLETE_MARKER, f"{sha256(data)}\n".encode())
-    files.sync_folder(folder)
+    _finish(folder, metadata)
     return metadata
 
 
-def _record(path: Path) -> FileRecord:
-    try:
-        with files.open_plain(path) as file:
-            os.fsync(file.fileno())
-            return FileRecord(size=os.fstat(file.fileno()).st_size, sha256=files.digest(file))
-    except files.NotAsExpected as problem:
-        raise CacheError(f"{path.parent} can't be made an entry: {problem}") from problem
+def _finish(folder: Path, metadata: Metadata) -> None:
+    data = metadata.to_json().encode()
+    if len(data) > MAX_METADATA_BYTES:
+        raise CacheError(f"the metadata in {folder} take {len(data)} bytes, at most {MAX_METADATA_BYTES} are allowed")
+    files.write_synced(folder / METADATA_FILE, data)
+    files.write_synced(folder / COMPLETE_MARKER, f"{sha256(data)}\n".encode())
+    files.sync_folder(folder)
+
+
+def _records(folder: Path) -> dict[str, FileRecord]:
+    records = {}
+    for path in sorted(folder.iterdir()):
+        if path.name in (METADATA_FILE, COMPLETE_MARKER):
+            raise CacheError(f"{folder} already has {path.name}; an entry is finished once")
+        try:
+            with files.open_plain(path) as file:
+                os.fsync(file.fileno())
+                records[path.name] = FileRecord(size=os.fstat(file.fileno()).st_size, sha256=files.digest(file))
+        except files.NotAsExpected as problem:
+            raise CacheError(f"{folder} can't be made an entry: {problem}") from problem
+    return records
 
 
 def _the_one(folder: Path, names: list[str], what: str) -> str:

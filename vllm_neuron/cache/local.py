@@ -29,6 +29,7 @@ from vllm_neuron.cache import folders, publish
 from vllm_neuron.cache.entry import Entry, EntryState, Examined, complete_keys, copy_entry, examine, read_entry
 from vllm_neuron.cache.key import is_key
 from vllm_neuron.cache.lock import KeyLock, LockState
+from vllm_neuron.cache.metadata import COMPLETE_MARKER
 from vllm_neuron.cache.scratch import Scratch, sweep
 from vllm_neuron.errors import CacheError
 
@@ -144,8 +145,9 @@ class LocalTier:
     def lock(self, key: str, timeout: float | None = None) -> Iterator[LockState]:
         """Be the only one on this host that works on ``key``, if that can be had: see what is yielded.
 
-        Waits while the one who has it shows life; ``timeout`` is the longest silence, in seconds (by default the
-        variable's). A thread that is inside already gets its state again.
+        Waits while the one who has it shows life and the entry is not there; ``timeout`` is the longest silence, in
+        seconds (by default the variable's). A thread that is inside already gets its state again. Look ``key`` up
+        once more inside, whatever the state.
         """
         states: dict[str, LockState] = self._nested.__dict__
         if _checked(key) in states:
@@ -156,7 +158,8 @@ class LocalTier:
             lock, state = None, LockState.UNAVAILABLE
         else:
             lock = KeyLock(folder / f"{key}.lock", folders.mode_of(folder) & 0o666)
-            state = lock.acquire(envs.COMPILATION_TIMEOUT.get() if timeout is None else timeout)
+            marker = self.root / key / COMPLETE_MARKER
+            state = lock.acquire(envs.COMPILATION_TIMEOUT.get() if timeout is None else timeout, marker.exists)
         states[key] = state
         try:
             yield state

@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -124,6 +125,7 @@ class LockState(Enum):
     """How an attempt to be the only one ended. Only HELD excludes others; with the rest, work goes on privately."""
 
     HELD = "held"
+    DONE = "not held: what it was wanted for has been done by another process"
     SILENT = "not held: the holder lives but shows no sign of life"
     UNAVAILABLE = "not held: no lock can be had here"
 
@@ -145,22 +147,26 @@ class KeyLock:
         self._stop = threading.Event()
         self._heart: threading.Thread | None = None
 
-    def acquire(self, timeout: float) -> LockState:
-        """Wait until the lock is ours, or until its holder has been silent for ``timeout`` seconds (at least 2)."""
+    def acquire(self, timeout: float, done: Callable[[], bool] = lambda: False) -> LockState:
+        """Wait until the lock is ours, or until its holder has been silent for ``timeout`` seconds (at least 2).
+
+        ``done`` is asked while we wait: once it is true, all who wait go on at once, instead of one after the other.
+        """
         try:
-            if self._lock.try_acquire() or self._wait(max(timeout, LEAST_TIMEOUT_SECONDS)):
-                self._start_heart()
-                return LockState.HELD
+            state = self._wait(max(timeout, LEAST_TIMEOUT_SECONDS), done)
         except OSError as error:
             logger.debug("No lock at %s: %s", self._lock.path, error)
+            state = LockState.UNAVAILABLE
+        if state.held:
+            self._start_heart()
+        else:
             self._lock.release()
-            return LockState.UNAVAILABLE
-        self._lock.release()
-        logger.warning(
-            "The process that holds %s lives but has shown no sign of life for %.0f s. Working without it; "
-            "`fuser %s` names it.", self._lock.path, timeout, self._lock.path,
-        )  # fmt: skip
-        return LockState.SILENT
+        if state is LockState.SILENT:
+            logger.warning(
+                "The process that holds %s lives but has shown no sign of life for %.0f s. Working without it; "
+                "`fuser %s` names it.", self._lock.path, timeout, self._lock.path,
+            )  # fmt: skip
+        return state
 
     def release(self) -> None:
         """Let the next one in. Does nothing where the lock is not held."""
@@ -172,7 +178,9 @@ class KeyLock:
             self._heart = None
         self._lock.release()
 
-    def _wait(self, timeout: float) -> bool:
+    def _wait(self, timeout: float, done: Callable[[], bool]) -> LockState:
+        if self._lock.try_acquire():
+            return LockState.HELD
         pause, waited, next_report = _FIRST_POLL_SECONDS, 0.0, _FIRST_REPORT_SECONDS
         seen = self._lock.count()
         silence = timeout if _silent.get(self._lock.path) == seen else 0.0
@@ -180,7 +188,9 @@ class KeyLock:
             before = time.monotonic()
             time.sleep(pause)
             if self._lock.try_acquire():
-                return True
+                return LockState.HELD
+            if done():
+                return LockState.DONE
             # A pause that took far longer than asked for is this process's own (it was stopped, the machine slept),
             # and the holder may have been stopped along with it.
             elapsed = min(time.monotonic() - before, pause + HEARTBEAT_SECONDS)
@@ -191,7 +201,7 @@ class KeyLock:
                 logger.info("Waited %.0f s for another process that works on %s", waited, self._lock.path.stem)
                 next_report = waited + _REPORT_SECONDS
         _silent[self._lock.path] = seen
-        return False
+        return LockState.SILENT
 
     def _start_heart(self) -> None:
         self._stop.clear()
