@@ -42,7 +42,7 @@ def generate(case: dict[str, Any]) -> dict[str, Any]:
     """Make ``LLM(**args)``, and run each of ``calls``: {"prompts": texts or token ids, "params": one or one each}."""
     from vllm import LLM
 
-    llm = LLM(**case["args"])
+    llm = LLM(**{"disable_log_stats": False, **case["args"]})
     calls = [_call(llm, call) for call in case["calls"]]
     metrics = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
     return {"calls": calls, "metrics": metrics}
@@ -87,6 +87,8 @@ def _call(llm: Any, call: dict[str, Any]) -> list[dict[str, Any]]:
         fields = dict(fields)
         if "structured_outputs" in fields:
             fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
+        if "logit_bias" in fields:  # JSON has no numbers as keys.
+            fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
         return SamplingParams(**fields)
 
     given = call["params"]

@@ -32,6 +32,7 @@ def make_tiny(folder: Path, architecture: str = "llama", dtype: str = "float32",
     config = _config(architecture, tokenizer)
     config.dtype = dtype
     if not weights:
+        config.architectures = [transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]
         config.save_pretrained(folder)
         return folder
     torch.manual_seed(0)

@@ -50,8 +50,6 @@ REFUSED: tuple[tuple[str, Test, str], ...] = (
      "Serve a model with attention in every layer"),
     ("A model with chunked local attention", lambda c: c.model_config.attention_chunk_size, "Serve another model"),
     ("A mixture-of-experts model", lambda c: c.model_config.is_moe, "Serve a dense model"),
-    ("A quantized checkpoint", lambda c: c.model_config.quantization,
-     "Serve the checkpoint in bfloat16, float16 or float32"),
     ("A prompt of embeddings", lambda c: c.model_config.enable_prompt_embeds, "Drop --enable-prompt-embeds"),
 )  # fmt: skip
 
@@ -71,9 +69,19 @@ def check(vllm_config: Any) -> None:
         return
     for feature, asked, advice in REFUSED:
         if asked(vllm_config):
-            raise ConfigError(f"{feature} is not supported on the Neuron platform. {advice}")
+            raise refusal(feature, advice)
     _check_route()
     buckets_for(vllm_config)
+
+
+def refuse_quantization(method: str) -> None:
+    """Raises ``ConfigError``. vLLM asks early, before it reads the method's own settings and complains of those."""
+    raise refusal(f"A quantized checkpoint ({method})", "Serve the checkpoint in bfloat16, float16 or float32")
+
+
+def refusal(feature: str, advice: str) -> ConfigError:
+    """The error for something that vLLM can do and this platform can't."""
+    return ConfigError(f"{feature} is not supported on the Neuron platform. {advice}")
 
 
 def warn_about_ignored(vllm_config: Any) -> None:

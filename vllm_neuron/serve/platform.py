@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -30,7 +32,8 @@ os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(24 * 3600))
 
 # vLLM imports this module before anything of Prometheus.
 metrics.share()
-logging.getLogger("vllm.neuron").setLevel(envs.LOG_LEVEL.get())
+with contextlib.suppress(ConfigError):  # Reported when the environment is checked.
+    logging.getLogger("vllm.neuron").setLevel(envs.LOG_LEVEL.get())
 
 
 class NeuronPlatform(Platform):
@@ -99,6 +102,11 @@ class NeuronPlatform(Platform):
         return "vllm_neuron.serve.attention.NeuronAttentionBackend"
 
     @classmethod
+    def verify_quantization(cls, quant: str) -> None:
+        with command_line.refusing():
+            checks.refuse_quantization(quant)
+
+    @classmethod
     def validate_environ(cls, hard_fail: bool) -> None:
         """vLLM's check for names that it doesn't know. Ours start as its do, and are checked by :mod:`envs`."""
         from vllm.envs import environment_variables
@@ -163,10 +171,13 @@ _COMPILE_ONLY = (
 @functools.cache
 def _raise_config_errors_as_they_are() -> None:
     """Keep pydantic from turning a ``ConfigError`` of our hooks into four lines about types and a web page."""
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
-    make = VllmConfig.__init__
+    for config in (ModelConfig, VllmConfig):
+        setattr(config, "__init__", _unwrapping(config.__init__))  # noqa: B010
 
+
+def _unwrapping(make: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(make)
     def make_or_refuse(*args: Any, **kwargs: Any) -> None:
         try:
@@ -176,7 +187,7 @@ def _raise_config_errors_as_they_are() -> None:
             ours = next((cause for cause in causes if isinstance(cause, ConfigError)), None)
             raise (ours or error) from None
 
-    VllmConfig.__init__ = make_or_refuse  # type: ignore[method-assign]
+    return make_or_refuse
 
 
 def _note_explicit_level() -> None:

@@ -1,0 +1,189 @@
+"""What is refused, what is ignored, and the lines of the start-up log, through vLLM's own ways in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.engine import run_cases
+
+BASE = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4}
+ROUTE_LINES = ("optimization level", "--optimization-level: keeping")
+NATIVE = "Using default optimization level O2 on the Neuron native route"
+XLA = "Defaulting optimization level to O1 on the XLA route"
+KEPT = "Explicit --optimization-level: keeping O{}"
+ON_XLA = {"VLLM_NEURON_BACKEND": "vllm_neuron"}
+OFF_CPU_MODE = {"VLLM_NEURON_CPU_MODE": None}
+
+REFUSED: list[tuple[dict[str, Any], dict[str, str | None], str]] = [
+    ({"enable_lora": True}, {}, "LoRA"),
+    ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, {}, "Speculative decoding"),
+    ({"pipeline_parallel_size": 2}, {}, "Pipeline parallelism"),
+    ({"tensor_parallel_size": 2}, {}, "Tensor parallelism outside of CPU compilation"),
+    ({"data_parallel_size": 2}, {}, "Data parallelism"),
+    ({"kv_cache_dtype": "fp8"}, {}, "A KV cache of another type than the model"),
+    ({"cpu_offload_gb": 1.0}, {}, "Weight offloading"),
+    ({"max_model_len": -1}, {}, "Fitting max_model_len to the memory"),
+    ({"runner": "pooling"}, {}, "A pooling model"),
+    ({"enable_prompt_embeds": True}, {}, "A prompt of embeddings"),
+    ({"enforce_eager": True}, OFF_CPU_MODE, "Eager mode"),
+    ({"hf_overrides": {"quantization_config": {"quant_method": "fp8"}}}, {}, "A quantized checkpoint (fp8)"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def configured(tiny_config: Path) -> dict[str, list[dict[str, Any]]]:
+    """Every configuration of this file, made in one parent process."""
+    model = {**BASE, "model": str(tiny_config)}
+
+    def make(env: dict[str, str | None] | None = None, **args: Any) -> dict[str, Any]:
+        return {"do": "configure", "args": {**model, **args}, "env": env or {}}
+
+    def parse(*argv: str, **env: str | None) -> dict[str, Any]:
+        return {"do": "parse", "argv": ["--model", str(tiny_config), *argv], "env": env}
+
+    groups = {
+        "refused": [make(env, **args) for args, env, _ in REFUSED],
+        "ignored": [
+            make(),
+            make(compilation_config={"mode": 3}),
+            make(attention_backend="FLASH_ATTN"),
+            make(gpu_memory_utilization=0.5),
+            make({"NEURON_PLATFORM_TARGET_OVERRIDE": "trn2"}, gpu_memory_utilization=0.5),
+            make(enforce_eager=True),
+        ],
+        "levels": [
+            make(),
+            make(optimization_level=2),
+            make(optimization_level=0),
+            make(ON_XLA),
+            make(ON_XLA, optimization_level=2),
+            make(ON_XLA, optimization_level=3),
+            parse(),
+            parse("-O2"),
+            parse("-O", "1"),
+            parse("--optimization-level=3"),
+            parse(VLLM_NEURON_BACKEND="vllm_neuron"),
+            parse("-O2", VLLM_NEURON_BACKEND="vllm_neuron"),
+            parse(VLLM_NEURON_BACKEND="neuron"),
+        ],
+        "routes": [
+            make({"VLLM_NEURON_BACKEND": "xla"}),
+            make({**OFF_CPU_MODE, **ON_XLA}),
+        ],
+        "command line": [
+            parse("--additional-config", '{"neuron_config": {"nums": [1]}}'),
+            parse("--max-num-seqs", "4", "--additional-config", '{"neuron_config": {"num_seqs_buckets": [2]}}'),
+            parse(VLLM_NEURON_CPU_MODE="maybe"),
+            parse("--enable-lora"),
+            parse(NEURON_PLATFORM_TARGET_OVERRIDE="trn9"),
+            parse(VLLM_NEURON_LOG_LEVEL="loud"),
+        ],
+        "variables": [
+            make({"VLLM_NEURON_CPU_MOD": "1", "VLLM_SOMETHING_ELSE": "1", "VLLM_NEURON_BARRIER_TIMEOUT": "60"}),
+            make({"VLLM_SOMETHING_ELSE": "1"}, fail_on_environ_validation=True),
+        ],
+        "sizes": [
+            parse(NEURON_PLATFORM_TARGET_OVERRIDE="cpu"),
+            parse(NEURON_PLATFORM_TARGET_OVERRIDE="trn2"),
+        ],
+    }  # fmt: skip
+    answers = iter(run_cases([case for cases in groups.values() for case in cases]))
+    return {name: [next(answers) for _ in cases] for name, cases in groups.items()}
+
+
+def test_what_is_refused_is_named_in_one_line(configured: dict[str, list[dict[str, Any]]]) -> None:
+    for result, (_, _, feature) in zip(configured["refused"], REFUSED, strict=True):
+        assert result.get("error", "").startswith(f"{feature} is not supported on the Neuron platform. "), result["log"]
+        assert "\n" not in result["error"]
+        assert result["kinds"][:3] == ["ConfigError", "NeuronError", "ValueError"]
+
+
+def test_what_is_ignored_is_warned_about(configured: dict[str, list[dict[str, Any]]]) -> None:
+    warned = [
+        [line.split("] ", 1)[1] for line in result["log"].splitlines() if "has no effect" in line]
+        for result in configured["ignored"]
+    ]
+    tail = "has no effect on the Neuron platform for the target cpu:x86-64-v3"
+    assert warned == [
+        [],
+        [f"--compilation-config {tail}"],
+        [f"--attention-backend {tail}"],
+        [f"--gpu-memory-utilization {tail}"],
+        [],
+        [],
+    ]
+
+
+def test_levels_and_their_lines(configured: dict[str, list[dict[str, Any]]]) -> None:
+    expected = [
+        (2, NATIVE), (2, KEPT.format(2)), (0, KEPT.format(0)), (1, XLA), (2, KEPT.format(2)), (3, KEPT.format(3)),
+        (2, NATIVE), (2, KEPT.format(2)), (1, KEPT.format(1)), (3, KEPT.format(3)), (1, XLA), (2, KEPT.format(2)),
+        (2, NATIVE),
+    ]  # fmt: skip
+    found = []
+    for result in configured["levels"]:
+        lines = [line for line in result["log"].splitlines() if any(part in line for part in ROUTE_LINES)]
+        assert len(lines) == 1, result["log"]
+        found.append((result["level"], lines[0].split("] ", 1)[1]))
+    assert found == expected
+
+
+def test_a_bad_route_is_warned_about_and_native_runs(configured: dict[str, list[dict[str, Any]]]) -> None:
+    log = configured["routes"][0]["log"]
+    assert "WARNING" in log
+    assert "VLLM_NEURON_BACKEND='xla' is not a valid route. The native route runs now." in log
+    assert NATIVE in log
+
+
+def test_the_xla_route_says_that_it_is_deprecated(configured: dict[str, list[dict[str, Any]]]) -> None:
+    log = configured["routes"][1]["log"]
+    assert log.count("The XLA route (VLLM_NEURON_BACKEND=vllm_neuron) is deprecated.") == 1
+
+
+def test_command_lines_end_with_one_line_and_status_2(configured: dict[str, list[dict[str, Any]]]) -> None:
+    expected = [
+        "neuron_config has no option 'nums': ",
+        "The largest of num_seqs_buckets must equal max_num_seqs (4), not 2: ",
+        "VLLM_NEURON_CPU_MODE='maybe' is not valid; accepted: ",
+        "LoRA is not supported on the Neuron platform. ",
+        "NEURON_PLATFORM_TARGET_OVERRIDE: target 'trn9' is not known. Did you mean trn",
+        "VLLM_NEURON_LOG_LEVEL='loud' is not valid; accepted: ",
+    ]
+    for result, message in zip(configured["command line"], expected, strict=True):
+        assert result["exit"] == 2, result
+        (line,) = [line for line in result["log"].splitlines() if line.startswith("vllm: error: ")]
+        assert line.startswith(f"vllm: error: {message}")
+        assert "Traceback" not in result["log"]
+
+
+def test_unknown_variables(configured: dict[str, list[dict[str, Any]]]) -> None:
+    """Ours are known to vLLM's check, a misspelt one is ours to report, and another's is reported as vLLM does."""
+    log = configured["variables"][0]["log"]
+    assert "VLLM_NEURON_CPU_MOD is not a known variable, and has no effect. Did you mean VLLM_NEURON_CPU_MODE?" in log
+    assert [line.split(": ")[-1] for line in log.splitlines() if "Unknown vLLM environment variable" in line] == [
+        "VLLM_SOMETHING_ELSE"
+    ]
+    assert configured["variables"][1]["error"].startswith("Unknown environment variable VLLM_SOMETHING_ELSE")
+
+
+def test_default_sizes_follow_the_target_and_not_the_host(configured: dict[str, list[dict[str, Any]]]) -> None:
+    for result in configured["sizes"]:
+        assert (result["max_num_batched_tokens"], result["max_num_seqs"]) == (2048, 256)
+        assert result["async_scheduling"] is False
+
+
+@pytest.mark.slow
+def test_the_serve_command_itself(tiny_config: Path) -> None:
+    command = ["-m", "vllm.entrypoints.cli.main", "serve", str(tiny_config)]
+    options = ["--additional-config", '{"neuron_config": {"num_seqs_buckets": [7]}}']
+    done = subprocess.run([sys.executable, *command, *options], text=True, capture_output=True, timeout=300)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "vllm: error: The largest of num_seqs_buckets must equal max_num_seqs (256), not 7: "
+        "change the list, or set --max-num-seqs 7"
+    )
