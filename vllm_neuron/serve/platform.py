@@ -97,8 +97,11 @@ class NeuronPlatform(Platform):
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
-        if attn_selector_config.use_mla or attn_selector_config.use_sparse:
-            raise UnsupportedError("MLA and sparse attention are not supported on the Neuron platform")
+        for kind in ("mla", "sparse", "mm_prefix", "non_causal", "rswa"):
+            if getattr(attn_selector_config, f"use_{kind}", False):
+                raise UnsupportedError(f"Attention of the kind {kind} is not supported on the Neuron platform")
+        if attn_selector_config.has_sink:
+            raise UnsupportedError("Attention with sinks is not supported on the Neuron platform")
         return "vllm_neuron.serve.attention.NeuronAttentionBackend"
 
     @classmethod

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 from vllm.forward_context import ForwardContext, override_forward_context
 from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from vllm_neuron.abi import TensorSpec
+from vllm_neuron.errors import UnsupportedError
 from vllm_neuron.serve.attention import PagedStep, StepHolder
 from vllm_neuron.serve.buckets import Bucket
 
@@ -35,13 +37,14 @@ class StepModel(nn.Module):
     """A vLLM model with everything that a step needs as arguments: no state, no forward context to prepare.
 
     ``layers`` are the attention layers by name, in the order of the caches. Run it inside :meth:`context`.
+    Raises ``UnsupportedError`` for a model with layers of another kind that keep state.
     """
 
     def __init__(self, model: nn.Module, vllm_config: Any) -> None:
         super().__init__()
         self.model = model
         found: dict[str, Any] = vllm_config.compilation_config.static_forward_context
-        self.layers = {name: layer for name, layer in found.items() if isinstance(layer, Attention)}
+        self.layers = {name: layer for name, layer in found.items() if _is_plain_attention(layer)}
         self.block_size: int = vllm_config.cache_config.block_size
         self.holder = StepHolder()
         self._compute_logits: Any = model.compute_logits
@@ -96,6 +99,13 @@ def model_inputs(
     for layer, (k_cache, v_cache) in enumerate(zip(k_caches, v_caches, strict=True)):
         inputs |= {f"kv.{layer}.k": k_cache, f"kv.{layer}.v": v_cache}
     return inputs
+
+
+def _is_plain_attention(layer: Any) -> bool:
+    """Raises ``UnsupportedError`` for a layer that keeps state of another kind, or attends by other rules."""
+    if isinstance(layer, AttentionLayerBase) and type(layer) is not Attention:
+        raise UnsupportedError(f"A model with layers of type {type(layer).__name__} is not supported")
+    return type(layer) is Attention
 
 
 def _name(dtype: torch.dtype) -> str:
