@@ -29,8 +29,8 @@ _IDENTITIES = frozenset(
         torch.ops.prims.device_put.default,
     }
 )
-# Claims about shapes and dtypes that capture has already settled.
-_SETTLED_CHECKS = frozenset({_aten._assert_tensor_metadata.default})
+# Claims about dtypes, which capture has settled, and about values, which a compiled graph does not check.
+_CHECKS = frozenset({_aten._assert_tensor_metadata.default, _aten._assert_async.default, _aten._assert_async.msg})
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _check_operator(node: Node) -> None:
             f"{node.target}: what it returns, or its shape, depends on the values in a tensor, and a compiled graph "
             "has static shapes: leave it out of the compiled function"
         )
-    if not isinstance(node.target, OpOverload) or node.target in _SETTLED_CHECKS:
+    if not isinstance(node.target, OpOverload) or node.target in _CHECKS:
         return
     schema = node.target._schema
     if schema.is_mutable:

@@ -46,6 +46,13 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
         _aten.cumprod.default: _cumprod,
         _aten.searchsorted.Tensor: _searchsorted,
         _aten.bucketize.Tensor: _bucketize,
+        _aten.isfinite.default: _isfinite,
+        _aten.remainder.Scalar: _remainder,
+        _aten.remainder.Tensor: _remainder,
+        _aten.fmod.Scalar: _fmod,
+        _aten.fmod.Tensor: _fmod,
+        _aten.unfold.default: _unfold,
+        _aten.diagonal.default: _diagonal,
         **{scalar: _with_tensor(tensor) for scalar, tensor in _BITWISE.items()},
     }
 
@@ -102,6 +109,46 @@ def _searchsorted(
 
 def _bucketize(values: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
     return _searchsorted(boundaries, values, out_int32=out_int32, right=right)
+
+
+def _isfinite(x: Tensor) -> Tensor:
+    if not x.dtype.is_floating_point:
+        return torch.ones_like(x, dtype=torch.bool)
+    return (x == x) & (x.abs() != float("inf"))
+
+
+def _remainder(x: Tensor, y: Tensor | float) -> Tensor:
+    """The sign is the divisor's."""
+    return _division_rest(x, y, "floor")
+
+
+def _fmod(x: Tensor, y: Tensor | float) -> Tensor:
+    """The sign is the dividend's."""
+    return _division_rest(x, y, "trunc")
+
+
+def _division_rest(x: Tensor, y: Tensor | float, rounding: str) -> Tensor:
+    dtype = torch.result_type(x, y)
+    # Twice the bits hold the product of divisor and quotient exactly.
+    wide = torch.float64 if dtype.is_floating_point else dtype
+    dividend, divisor = x.to(wide), torch.as_tensor(y, device=x.device).to(wide)
+    rest: Tensor = dividend - torch.div(dividend, divisor, rounding_mode=rounding) * divisor
+    return rest.to(dtype)
+
+
+def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    dimension %= x.dim()
+    starts = torch.arange(0, x.shape[dimension] - size + 1, step, device=x.device)
+    index = (starts[:, None] + torch.arange(size, device=x.device)).reshape(-1)
+    shape = [*x.shape[:dimension], len(starts), size, *x.shape[dimension + 1 :]]
+    return x.index_select(dimension, index).view(shape).movedim(dimension + 1, -1)
+
+
+def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    rows, columns = x.shape[dim1], x.shape[dim2]
+    length = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
+    index = torch.arange(length, device=x.device)
+    return x.movedim((dim1, dim2), (-2, -1))[..., index - min(offset, 0), index + max(offset, 0)]
 
 
 def _with_tensor(op: OpOverload) -> Callable[[Tensor, int], Tensor]:

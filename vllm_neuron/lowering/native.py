@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import re
+import operator
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vllm_neuron.errors import UnsupportedOpError
@@ -14,12 +16,12 @@ from vllm_neuron.lowering import passes, protection, stablehlo
 from vllm_neuron.lowering.canonical import CanonicalGraph, tensor_spec
 from vllm_neuron.lowering.module import LoweredModule
 
-_TORCH_BACKEND = (
+_PIPELINES = (
     "builtin.module(func.func(torch-match-quantized-custom-ops),"
-    "torchdynamo-export-to-torch-backend-pipeline{ extra-library=})"
+    "torchdynamo-export-to-torch-backend-pipeline{ extra-library=})",
+    "builtin.module(torch-backend-to-stablehlo-backend-pipeline{allow-non-finites=true})",
+    "builtin.module(func.func(stablehlo-aggressive-simplification))",
 )
-_STABLEHLO = "builtin.module(torch-backend-to-stablehlo-backend-pipeline{allow-non-finites=true})"
-_SIMPLIFY = "builtin.module(func.func(stablehlo-aggressive-simplification))"
 _CLEAN = "builtin.module(func.func(stablehlo-aggressive-simplification),canonicalize,cse,symbol-dce,strip-debuginfo)"
 
 
@@ -31,10 +33,12 @@ def lower(graph: CanonicalGraph) -> LoweredModule:
     """
     # Dynamo compiles while its own fake mode is active.
     with _disable_current_modes():
-        _refuse_complex(graph)
-        module = _import(passes.prepare(graph.graph_module))
-    for pipeline in (_TORCH_BACKEND, _STABLEHLO, _SIMPLIFY):
-        _run(module, pipeline)
+        _refuse_complex(graph.graph_module)
+        gm = passes.prepare(graph.graph_module)
+        try:
+            module = _to_stablehlo(gm)
+        except _failures() as error:
+            raise UnsupportedOpError(_explain(gm, error)) from error
     stablehlo.rewrite(module)
     _run(module, _CLEAN)
     protection.protect(module, graph.abi.aliases)
@@ -42,18 +46,17 @@ def lower(graph: CanonicalGraph) -> LoweredModule:
     return LoweredModule("stablehlo", text.encode(), graph.abi)
 
 
-def _refuse_complex(graph: CanonicalGraph) -> None:
-    for node in graph.graph_module.graph.nodes:
+def _refuse_complex(gm: GraphModule) -> None:
+    for node in gm.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.dtype.is_complex:
             name = passes.describe(node) if node.op == "call_function" else "an input"
             raise UnsupportedOpError(
-                f"{name} is {tensor_spec(node)}: complex numbers are not supported; compute with "
-                "real and imaginary parts"
+                f"{name} is {tensor_spec(node)}: complex numbers are not supported; use real and imaginary parts"
             )
 
 
-def _import(gm: GraphModule) -> Any:
+def _to_stablehlo(gm: GraphModule) -> Any:
     from torch_mlir import ir
     from torch_mlir.dialects import torch as torch_dialect
     from torch_mlir.extras.fx_importer import FxImporter
@@ -61,43 +64,52 @@ def _import(gm: GraphModule) -> Any:
     context = ir.Context()
     torch_dialect.register_dialect(context)
     importer = FxImporter(context=context)
-    try:
-        importer.import_stateless_graph(gm.graph, func_name="main")
-    except (AssertionError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        raise UnsupportedOpError(f"the graph can't be lowered to StableHLO: {_first_line(error)}") from error
+    importer.import_stateless_graph(gm.graph, func_name="main")
+    for pipeline in _PIPELINES:
+        _run(importer.module, pipeline)
     return importer.module
 
 
 def _run(module: Any, pipeline: str) -> None:
-    from torch_mlir import ir
     from torch_mlir.passmanager import PassManager
 
-    try:
-        with module.context:
-            PassManager.parse(pipeline).run(module.operation)
-    except ir.MLIRError as error:
-        # An argument that is left over is named instead of the operator that needs it.
-        left = [str(op) for op in stablehlo.walk(module) if op.name.startswith(("torch.aten.", "torch.operator"))]
-        messages = [*(diagnostic.message for diagnostic in error.error_diagnostics), *left]
-        readable = [text for text in map(_readable, messages) if text and not text.startswith("torch.constant")]
-        raise UnsupportedOpError(readable[0] if readable else _first_line(error)) from error
+    with module.context:
+        PassManager.parse(pipeline).run(module.operation)
 
 
-_OPERATION = re.compile(r"(?:\"torch\.operator\"|\"?(?P<op>torch\.\w+\.[\w.]+)\"?).*?:\s*(?P<types>\(.*)", re.DOTALL)
-_OPERATOR_NAME = re.compile(r'name = "(?P<op>[^"]+)"')
-_TENSOR = re.compile(r"!torch\.vtensor<\[(?P<shape>[\d,]*)\],(?P<element>[^>]+>?)>")
+def _failures() -> tuple[type[Exception], ...]:
+    """What torch-mlir raises for a graph that it can't lower."""
+    from torch_mlir import ir
+
+    return (ir.MLIRError, AssertionError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
-def _readable(message: str) -> str:
-    """The operator and the types in one of torch-mlir's messages, in a line; empty if it names none."""
-    operation = _OPERATION.search(message)
-    name = _OPERATOR_NAME.search(message) or operation
-    if operation is None or name is None or not name["op"]:
-        return ""
-    types = _TENSOR.sub(lambda tensor: f"{tensor['element']}[{tensor['shape']}]", operation["types"].splitlines()[0])
-    return f"{name['op']}: no lowering to StableHLO for {types.replace('!torch.', '')}"
+def _explain(gm: GraphModule, error: Exception) -> str:
+    """Names the first operator that can't be lowered by itself: torch-mlir may name a constant that was left over."""
+    tried = set()
+    for node in gm.graph.nodes:
+        if isinstance(node.target, OpOverload) and (call := passes.describe(node)) not in tried:
+            tried.add(call)
+            try:
+                _to_stablehlo(_alone(node))
+            except _failures():
+                return f"{call} has no lowering to StableHLO"
+    return f"the graph can't be lowered to StableHLO: {next(iter(str(error).splitlines()), type(error).__name__)}"
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+def _alone(node: Node) -> GraphModule:
+    assert isinstance(node.target, OpOverload)
+    graph = Graph()
+    inputs = {argument: graph.placeholder(argument.name) for argument in node.all_input_nodes}
+    for argument, copy in inputs.items():
+        copy.meta["val"] = argument.meta["val"]
+    result = graph.call_function(node.target, *map_arg((node.args, node.kwargs), inputs.__getitem__))
+    values = result.meta["val"] = node.meta["val"]
+    if isinstance(values, torch.Tensor):
+        graph.output((result,))
+    else:
+        items = [graph.call_function(operator.getitem, (result, index)) for index in range(len(values))]
+        for item, value in zip(items, values, strict=True):
+            item.meta["val"] = value
+        graph.output(tuple(items))
+    return GraphModule({}, graph)

@@ -14,6 +14,7 @@ from vllm_neuron.lowering.indices import call, guard_indices
 from vllm_neuron.lowering.strided import replace_strided
 
 _aten = torch.ops.aten
+_PRIMS_CONVERT = torch.ops.prims.convert_element_type.default
 
 
 def prepare(gm: GraphModule) -> GraphModule:
@@ -30,11 +31,23 @@ def prepare(gm: GraphModule) -> GraphModule:
             _replace_mask(graph, node)
         elif node.target in (_aten.as_strided.default, _aten.as_strided_scatter.default):
             replace_strided(graph, node)
+        elif node.target is _aten.bitwise_right_shift.Tensor and node.meta["val"].dtype == torch.uint8:
+            _widen(graph, node)
         elif node.target is _aten.add.Tensor and node.meta["val"].dtype == torch.bool:
             # torch-mlir adds single bits, so that two truths make a falsehood.
             node.target, node.args, node.kwargs = _aten.logical_or.default, node.args[:2], {}
     guard_indices(graph)
     return copy
+
+
+def _widen(graph: Graph, node: Node) -> None:
+    """torch-mlir's right shift repeats the highest bit, as if it were a sign."""
+    with graph.inserting_before(node):
+        wide = [call(graph, _PRIMS_CONVERT, argument, torch.int32) for argument in node.args]
+        shifted = call(graph, _aten.bitwise_right_shift.Tensor, *wide)
+        result = call(graph, _PRIMS_CONVERT, shifted, torch.uint8)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
 
 
 def describe(node: Node) -> str:

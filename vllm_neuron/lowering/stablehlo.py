@@ -101,14 +101,12 @@ def convert(value: Any, element: str) -> Any:
     return build("stablehlo.convert", [tensor_type(shape_of(value), element)], [value]).result
 
 
-def compare(left: Any, right: Any, direction: Any, kind: str = "FLOAT") -> Any:
-    """Elementwise comparison; ``direction`` is ``"LT"``, ``"EQ"``, ... or the attribute of another comparison."""
+def compare(left: Any, right: Any, direction: str, kind: str = "FLOAT") -> Any:
+    """Elementwise comparison. ``direction``: ``LT``, ``EQ``, ...; ``kind``: ``FLOAT``, ``SIGNED`` or ``UNSIGNED``."""
     from torch_mlir import ir
 
-    if isinstance(direction, str):
-        direction = ir.Attribute.parse(f"#stablehlo<comparison_direction {direction}>")
     attributes = {
-        "comparison_direction": direction,
+        "comparison_direction": ir.Attribute.parse(f"#stablehlo<comparison_direction {direction}>"),
         "compare_type": ir.Attribute.parse(f"#stablehlo<comparison_type {kind}>"),
     }
     return build("stablehlo.compare", [tensor_type(shape_of(left), "i1")], [left, right], attributes).result
@@ -145,6 +143,15 @@ def _fold(operation: Any) -> None:
         _replace(operation, splat(shape_of(operation.result), element, scalar))
 
 
+def _convert(operation: Any) -> None:
+    """Integers become 16-bit floats by way of 32 bits, as in torch: LLVM would call a function that IREE lacks."""
+    source, element = operation.operands[0], element_of(operation.result)
+    if element in ("bf16", "f16") and element_of(source).startswith(("i", "ui")):
+        _replace(operation, convert(convert(source, "f32"), element))
+    else:
+        _fold(operation)
+
+
 def _narrow_indices(operation: Any) -> None:
     # IREE 3.13 can't compile 64-bit scatter indices that were reshaped, and no dimension needs more than 32 bits.
     if element_of(operation.operands[1]) == "i64":
@@ -154,32 +161,44 @@ def _narrow_indices(operation: Any) -> None:
 def _sort(operation: Any) -> None:
     """A stable sort by the first operand, NaN last, with 64-bit positions carried through it in 32 bits.
 
-    torch-mlir's comparator is one comparison of the keys, false for NaN on either side. IREE's top-k, into which it
-    turns a sort and a slice, takes 32-bit positions only.
+    torch-mlir's comparator is one comparison of the keys, false for NaN on either side. IREE does not sort stably, so
+    equal keys are compared by their positions; and its top-k, into which it turns a sort and a slice, takes 32-bit
+    positions only.
     """
     from torch_mlir import ir
 
     keys, *payload = operation.operands
     comparisons = [op for op in operation.regions[0].blocks[0].operations if op.operation.name == "stablehlo.compare"]
-    direction = comparisons[0].operation.attributes["comparison_direction"]
+    descending = "G" in str(comparisons[0].operation.attributes["comparison_direction"])
     operands = [keys, *(convert(value, "i32") if element_of(value) == "i64" else value for value in payload)]
     attributes = _attributes(operation) | {"is_stable": ir.BoolAttr.get(True)}
     new = build("stablehlo.sort", [value.type for value in operands], operands, attributes, regions=1)
     scalars = [tensor_type([], element_of(value)) for value in operands for _ in range(2)]
     with ir.InsertionPoint(new.regions[0].blocks.append(*scalars)) as point:
-        build("stablehlo.return", [], [_precedes(point.block.arguments[0], point.block.arguments[1], direction)])
+        build("stablehlo.return", [], [_before(list(point.block.arguments), descending)])
     results = [new.results[0]]
     for old, result in zip(list(operation.results)[1:], list(new.results)[1:], strict=True):
         results.append(result if result.type == old.type else convert(result, element_of(old)))
     _replace(operation, *results)
 
 
-def _precedes(left: Any, right: Any, direction: Any) -> Any:
-    element = element_of(left)
+def _before(arguments: list[Any], descending: bool) -> Any:
+    """Whether the left element (every other argument) comes before the right one."""
+    left, right, *payload = arguments
+    before = _precedes(left, right, descending)
+    if not payload:
+        return before
+    flag = tensor_type([], "i1")
+    after = build("stablehlo.not", [flag], [_precedes(right, left, descending)]).result
+    first = build("stablehlo.and", [flag], [after, compare(payload[0], payload[1], "LT", "SIGNED")]).result
+    return build("stablehlo.or", [flag], [before, first]).result
+
+
+def _precedes(left: Any, right: Any, descending: bool) -> Any:
+    element, direction = element_of(left), "GT" if descending else "LT"
     if element.startswith(("i", "ui")):
         return compare(left, right, direction, "UNSIGNED" if element == "i1" or element[0] == "u" else "SIGNED")
-    ascending = "LT" in str(direction) or "LE" in str(direction)
-    number, nan = (left, right) if ascending else (right, left)
+    number, nan = (right, left) if descending else (left, right)
     flag = tensor_type([], "i1")
     nan_last = build("stablehlo.and", [flag], [compare(number, number, "EQ"), compare(nan, nan, "NE")]).result
     return build("stablehlo.or", [flag], [compare(left, right, direction), nan_last]).result
@@ -196,7 +215,7 @@ def _accumulate_wide(operation: Any) -> None:
 
 _RULES: dict[str, Callable[[Any], None]] = {
     "arith.constant": _constant,
-    "stablehlo.convert": _fold,
+    "stablehlo.convert": _convert,
     "stablehlo.reshape": _fold,
     "stablehlo.gather": _narrow_indices,
     "stablehlo.scatter": _narrow_indices,
