@@ -23,7 +23,7 @@ test-slow: setup ## run the long matrices
 lint: setup ## check style, format and types
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m mypy
+	$(PYTHON) -m mypy -p vllm_neuron -p tools -p benchmarks
 
 demo: setup ## compile a model without its weights, serve it strictly from the cache, ask it a question
 	$(PYTHON) -m tools.demo $(ARGS)
