@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_neuron import envs
+from vllm_neuron import envs, metrics
 from vllm_neuron.cache.entry import Entry
 from vllm_neuron.compile.misses import Miss, miss_error
-from vllm_neuron.compile.pipeline import Pipeline
+from vllm_neuron.compile.pipeline import Pipeline, Source
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
 from vllm_neuron.errors import CacheMissError, NeuronError
 from vllm_neuron.serve.buckets import Bucket, buckets_for
 from vllm_neuron.serve.provenance import compile_command, provenance
 from vllm_neuron.serve.tracing import TracedGraph, trace
+from vllm_neuron.targets import better_target
 
 logger = logging.getLogger("vllm.neuron.graphs")
 
@@ -102,7 +103,11 @@ class GraphSet:
         return miss_error(self._pipeline.cache, self._config.model_config.model, misses, len(self._buckets), command)
 
     def _report(self) -> None:
-        sources = Counter(outcome.resolution.source.value for outcome in self._outcomes if outcome.resolution)
+        found = [(outcome.request.name, outcome.resolution) for outcome in self._outcomes if outcome.resolution]
+        for name, resolution in found:
+            compiled = resolution.source is Source.COMPILED
+            metrics.set_compilation_time(name, resolution.entry.metadata.compile_seconds if compiled else 0.0)
+        sources = Counter(resolution.source.value for _, resolution in found)
         logger.info(
             "Graphs ready: %d in %.1f s (%d from the local tier, %d from the remote tier, %d compiled)",
             len(self._outcomes),
@@ -111,3 +116,12 @@ class GraphSet:
             sources["remote"],
             sources["compiled"],
         )
+        for target in {resolution.target.name: resolution.target for _, resolution in found}.values():
+            if (better := better_target(target)) is not None:
+                logger.info(
+                    "The graphs are for %s, and this host has the features of %s: artifacts that are compiled with "
+                    "--target %s may run faster here",
+                    target.name,
+                    better.name,
+                    better.name,
+                )

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import logging
 import multiprocessing
+import os
+import signal
 import tempfile
 import time
 import warnings
@@ -44,6 +47,8 @@ from vllm_neuron.serve.kv import planned_blocks
 from vllm_neuron.serve.step import STEP_INPUTS, StepModel, step_inputs
 
 logger = logging.getLogger("vllm.neuron.tracing")
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ def _trace_in_workers(
         workers,
         mp_context=multiprocessing.get_context("fork"),
         initializer=_start_worker,
-        initargs=(vllm_config, num_blocks),
+        initargs=(vllm_config, num_blocks, os.getpid()),
     )
     # Submitting forks the workers, here and now: before the caller starts threads, gloo or IREE.
     futures = [pool.submit(_trace_in_worker, bucket) for bucket in buckets]
@@ -105,10 +110,18 @@ def _results(pool: ProcessPoolExecutor, futures: Sequence[Any], buckets: Sequenc
 _worker_tracer: Tracer | None = None
 
 
-def _start_worker(vllm_config: Any, num_blocks: int | None) -> None:
+def _start_worker(vllm_config: Any, num_blocks: int | None, parent: int) -> None:
     global _worker_tracer
+    _die_with(parent)
     torch.set_num_threads(1)
     _worker_tracer = Tracer(vllm_config, num_blocks)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when ``parent`` dies, which no end of a pipe would tell it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # It died before the call.
+        os._exit(1)
 
 
 def _trace_in_worker(bucket: Bucket) -> TracedGraph:

@@ -1,0 +1,60 @@
+"""Capture workers are nobody's orphans, and a worker that dies is an error and not a hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.models import make_tiny
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import os, sys
+from vllm.engine.arg_utils import EngineArgs
+from vllm_neuron.serve.buckets import buckets_for
+from vllm_neuron.serve.tracing import trace
+config = EngineArgs(model=sys.argv[1], dtype="float32", max_model_len=128, max_num_seqs=4).create_engine_config()
+graphs = trace(config, buckets_for(config) * 200)
+print("FIRST", next(graphs).bucket.name, flush=True)
+for graph in graphs:
+    pass
+"""
+
+
+@pytest.fixture
+def tracer(tmp_path: Path) -> subprocess.Popen[str]:
+    """A process with capture workers that have minutes of work before them."""
+    model = make_tiny(tmp_path / "model", weights=False)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(model)],
+        cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).startswith("FIRST"):
+        assert line, process.stderr.read() if process.stderr else ""
+    return process
+
+
+def test_workers_die_with_a_process_that_is_killed(tracer: subprocess.Popen[str]) -> None:
+    workers = psutil.Process(tracer.pid).children(recursive=True)
+    assert workers
+    tracer.kill()
+    tracer.communicate()
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
+
+
+def test_a_worker_that_is_killed_is_an_error(tracer: subprocess.Popen[str]) -> None:
+    for worker in psutil.Process(tracer.pid).children():
+        os.kill(worker.pid, signal.SIGKILL)
+        break
+    _, errors = tracer.communicate(timeout=60)
+    assert tracer.returncode == 1
+    assert "CaptureError: a capture worker died while" in errors
+    assert "VLLM_NEURON_PARALLEL_TRACE_WORKERS=1" in errors
