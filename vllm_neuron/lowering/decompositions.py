@@ -61,7 +61,7 @@ def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool =
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     values, indices = _aten.sort.default(x, dim, largest)
-    return _aten.slice.Tensor(values, dim, 0, k), _aten.slice.Tensor(indices, dim, 0, k)
+    return values.narrow(dim, 0, k).contiguous(), indices.narrow(dim, 0, k).contiguous()
 
 
 def _sort_stable(
@@ -114,7 +114,8 @@ def _bucketize(values: Tensor, boundaries: Tensor, *, out_int32: bool = False, r
 def _isfinite(x: Tensor) -> Tensor:
     if not x.dtype.is_floating_point:
         return torch.ones_like(x, dtype=torch.bool)
-    return (x == x) & (x.abs() != float("inf"))
+    # Not by x == x, which torch-mlir takes for true.
+    return x.abs() < float("inf")
 
 
 def _remainder(x: Tensor, y: Tensor | float) -> Tensor:

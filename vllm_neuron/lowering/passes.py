@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import UnsupportedOpError
@@ -26,28 +28,31 @@ def prepare(gm: GraphModule) -> GraphModule:
     graph.output(graph.graph_copy(gm.graph, {}))
     copy = GraphModule(gm, graph)
     for node in list(graph.nodes):
-        _refuse_random(node)
-        if node.target in (_aten.index_put.default, _aten._unsafe_index_put.default):
-            _replace_mask(graph, node)
-        elif node.target in (_aten.as_strided.default, _aten.as_strided_scatter.default):
-            replace_strided(graph, node)
-        elif node.target is _aten.bitwise_right_shift.Tensor and node.meta["val"].dtype == torch.uint8:
-            _widen(graph, node)
-        elif node.target is _aten.add.Tensor and node.meta["val"].dtype == torch.bool:
-            # torch-mlir adds single bits, so that two truths make a falsehood.
-            node.target, node.args, node.kwargs = _aten.logical_or.default, node.args[:2], {}
+        if node.op == "call_function":
+            _refuse_random(node)
+            if node.target in _REPLACEMENTS:
+                _REPLACEMENTS[node.target](graph, node)
     guard_indices(graph)
+    _repeat_literals(graph)
     return copy
 
 
-def _widen(graph: Graph, node: Node) -> None:
-    """torch-mlir's right shift repeats the highest bit, as if it were a sign."""
-    with graph.inserting_before(node):
-        wide = [call(graph, _PRIMS_CONVERT, argument, torch.int32) for argument in node.args]
-        shifted = call(graph, _aten.bitwise_right_shift.Tensor, *wide)
-        result = call(graph, _PRIMS_CONVERT, shifted, torch.uint8)
-    node.replace_all_uses_with(result)
-    graph.erase_node(node)
+def _repeat_literals(graph: Graph) -> None:
+    """One ``get_attr`` for each use of a literal: torch-mlir's importer takes no second use."""
+    literals = [node for node in graph.nodes if node.op == "get_attr"]
+
+    def repeat(node: Node) -> Node:
+        if node not in literals:
+            return node
+        copy = graph.get_attr(str(node.target))
+        copy.meta = node.meta
+        return copy
+
+    for node in [user for literal in literals for user in literal.users]:
+        with graph.inserting_before(node):
+            node.args, node.kwargs = map_arg((node.args, node.kwargs), repeat)
+    for literal in literals:
+        graph.erase_node(literal)
 
 
 def describe(node: Node) -> str:
@@ -72,6 +77,11 @@ def _refuse_random(node: Node) -> None:
         )
 
 
+def _replace(graph: Graph, old: Node, new: Node) -> None:
+    old.replace_all_uses_with(new)
+    graph.erase_node(old)
+
+
 def _replace_mask(graph: Graph, node: Node) -> None:
     """``x[mask] = value`` with one value for all selected elements is ``where(mask, value, x)``."""
     arguments: list[Any] = list(node.args)
@@ -91,5 +101,42 @@ def _replace_mask(graph: Graph, node: Node) -> None:
         if value.meta["val"].dim() > len(trailing):
             value = call(graph, _aten.view.default, value, [])
         result = call(graph, _aten.where.self, wide, value, base)
-    node.replace_all_uses_with(result)
-    graph.erase_node(node)
+    _replace(graph, node, result)
+
+
+def _replace_equality(graph: Graph, node: Node) -> None:
+    """torch-mlir takes ``x == x`` for true, whether or not there is a NaN."""
+    arguments: list[Any] = list(node.args)
+    if arguments[0].meta["val"].dtype.is_floating_point:
+        with graph.inserting_before(node):
+            result = call(graph, _aten.logical_not.default, call(graph, _aten.ne.Tensor, *arguments))
+        _replace(graph, node, result)
+
+
+def _replace_sum_of_truths(graph: Graph, node: Node) -> None:
+    """torch-mlir adds single bits, so that two truths make a falsehood."""
+    if node.meta["val"].dtype == torch.bool:
+        with graph.inserting_before(node):
+            result = call(graph, _aten.logical_or.default, *node.args)
+        _replace(graph, node, result)
+
+
+def _replace_unsigned_shift(graph: Graph, node: Node) -> None:
+    """torch-mlir's right shift repeats the highest bit, as if it were a sign."""
+    if node.meta["val"].dtype == torch.uint8:
+        with graph.inserting_before(node):
+            wide = [call(graph, _PRIMS_CONVERT, argument, torch.int32) for argument in node.args]
+            shifted = call(graph, _aten.bitwise_right_shift.Tensor, *wide)
+            result = call(graph, _PRIMS_CONVERT, shifted, torch.uint8)
+        _replace(graph, node, result)
+
+
+_REPLACEMENTS: dict[Any, Callable[[Graph, Node], None]] = {
+    _aten.index_put.default: _replace_mask,
+    _aten._unsafe_index_put.default: _replace_mask,
+    _aten.as_strided.default: replace_strided,
+    _aten.as_strided_scatter.default: replace_strided,
+    _aten.eq.Tensor: _replace_equality,
+    _aten.add.Tensor: _replace_sum_of_truths,
+    _aten.bitwise_right_shift.Tensor: _replace_unsigned_shift,
+}

@@ -200,7 +200,8 @@ def _precedes(left: Any, right: Any, descending: bool) -> Any:
         return compare(left, right, direction, "UNSIGNED" if element == "i1" or element[0] == "u" else "SIGNED")
     number, nan = (right, left) if descending else (left, right)
     flag = tensor_type([], "i1")
-    nan_last = build("stablehlo.and", [flag], [compare(number, number, "EQ"), compare(nan, nan, "NE")]).result
+    is_number = build("stablehlo.not", [flag], [compare(number, number, "NE")]).result
+    nan_last = build("stablehlo.and", [flag], [is_number, compare(nan, nan, "NE")]).result
     return build("stablehlo.or", [flag], [compare(left, right, direction), nan_last]).result
 
 

@@ -1,0 +1,290 @@
+"""The operators that models are made of, in the forms they come in: a function of tensors and its inputs, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_generator = torch.Generator().manual_seed(0)
+
+
+def f32(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=_generator)
+
+
+def below(limit: int, *shape: int) -> Tensor:
+    return torch.randint(0, limit, shape, generator=_generator)
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values)
+
+
+def put(cache: Tensor, *arguments: Any) -> Tensor:
+    """A cache write as attention layers do it, on a copy."""
+    *indices, values = arguments
+    return cache.clone().index_put_(tuple(indices), values)
+
+
+def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
+    x = x.clone()
+    x[index] = value
+    return x
+
+
+X = f32(4, 16)
+SPECIAL = torch.tensor([0.0, -0.0, 1.5, float("nan"), float("inf"), -float("inf"), -2.5, 1.0])
+TIES = torch.tensor([3.0, 1.0, 3.0, 2.0, 1.0, 3.0, 1.0, 2.0])
+
+Case = tuple[Callable[..., Any], tuple[Any, ...]]
+
+INDEXING: dict[str, Case] = {
+    "embedding": (lambda w, i: F.embedding(i, w), (f32(32, 8), below(32, 2, 3))),
+    "embedding padding_idx": (lambda w, i: F.embedding(i, w, padding_idx=0), (f32(32, 8), below(32, 2, 3))),
+    "index_put 1d": (put, (f32(32, 2, 4), ints(3, 9, 1), f32(3, 2, 4))),
+    "index_put int32": (put, (f32(32, 2, 4), ints(3, 9, 1).int(), f32(3, 2, 4))),
+    "index_put 2d": (put, (f32(8, 4, 2, 4), ints(3, 7, 1), ints(0, 3, 2), f32(3, 2, 4))),
+    "index_put broadcast": (put, (f32(8, 4, 2, 4), ints(3, 7)[:, None], ints(0, 3, 2)[None], f32(2, 3, 2, 4))),
+    "index_put accumulate": (
+        lambda c, s, k: c.index_put((s,), k, accumulate=True),
+        (f32(32, 2), ints(3, 3, 1), f32(3, 2)),
+    ),
+    "index_put negative": (put, (f32(32, 2, 4), ints(3, -1, -32), f32(3, 2, 4))),
+    "index_put scalar": (lambda c, s: setitem(c, s, 2.0), (f32(32, 2), ints(3, -1))),
+    "index_put second dim": (lambda c, s, k: setitem(c, (slice(None), s), k), (f32(4, 32), ints(3, -1), f32(4, 2))),
+    "index_put mask": (lambda x: setitem(x, x > 0, 0.5), (X,)),
+    "index_put row mask": (lambda x, v: setitem(x, x[:, 0] > 0, v), (X, f32(16))),
+    "index_copy": (lambda c, s, k: c.index_copy(0, s, k), (f32(32, 2, 4), ints(3, 9, 1), f32(3, 2, 4))),
+    "index_copy dim 1": (lambda c, s, k: c.index_copy(1, s, k), (f32(2, 32, 4), ints(3, 9, 1), f32(2, 3, 4))),
+    "index_add": (lambda c, s, k: c.index_add(0, s, k), (f32(32, 2), ints(3, 3, 1), f32(3, 2))),
+    "index_fill": (lambda c, s: c.index_fill(0, s, 1.0), (f32(8, 2), ints(3, 1))),
+    "scatter": (lambda c, i, k: c.scatter(1, i, k), (f32(4, 8), below(8, 4, 1), f32(4, 1))),
+    "scatter value": (lambda c, i: c.scatter(1, i, 2.0), (f32(4, 8), below(8, 4, 1))),
+    "scatter_add": (lambda c, i, k: c.scatter_add(1, i, k), (f32(4, 8), below(8, 4, 2), f32(4, 2))),
+    "slice_scatter": (lambda a, b: torch.slice_scatter(a, b, 1, 2, 6), (f32(4, 8), f32(4, 4))),
+    "slice_scatter step": (lambda a, b: torch.slice_scatter(a, b, 1, 1, 8, 2), (f32(4, 8), f32(4, 4))),
+    "select_scatter": (lambda a, b: torch.select_scatter(a, b, 1, 2), (f32(4, 8), f32(4))),
+    "gather": (lambda a, i: torch.gather(a, 1, i), (f32(4, 8), below(8, 4, 3))),
+    "take_along_dim": (lambda a, i: torch.take_along_dim(a, i, 1), (f32(4, 8), below(8, 4, 3))),
+    "take": (lambda a, i: torch.take(a, i), (f32(4, 8), ints(3, -1, 31, -32))),
+    "index_select": (lambda a, i: torch.index_select(a, 1, i), (f32(4, 8), below(8, 3))),
+    "index": (lambda a, i: a[i], (f32(16, 4, 2), below(16, 2, 3))),
+    "index two": (lambda a, i, j: a[i, j], (f32(16, 4, 2), below(16, 3), below(4, 3))),
+    "index second dim": (lambda a, i: a[:, i], (f32(5, 16, 2), below(16, 3))),
+    "index apart": (lambda a, i, j: a[i, :, j], (f32(16, 4, 8), below(16, 3), below(8, 3))),
+    "index int32": (lambda a, i: a[i], (f32(16, 4, 2), below(16, 2, 3).int())),
+    "index negative": (lambda a, i, j: (a[i], a[:, j]), (f32(16, 4), ints(-1, 3, -16), ints(-4, -1))),
+    "as_strided": (lambda a: (a.as_strided((2, 8), (16, 2)), a.as_strided((3, 4), (5, 1), 2)), (X,)),
+    "unfold": (lambda a: a.unfold(1, 4, 2), (X,)),
+    "masked_scatter-free where": (lambda a: torch.where(a > 0, a, 0.0), (X,)),
+    "isin by search": (
+        lambda a, v: (torch.searchsorted(a, v), torch.searchsorted(a, v, right=True)),
+        (torch.sort(f32(16))[0], torch.cat([f32(3), torch.tensor([float("nan")])])),
+    ),
+    "searchsorted rows": (lambda a, v: torch.searchsorted(a, v), (torch.sort(f32(3, 16))[0], f32(3, 5))),
+    "bucketize": (
+        lambda v, a: (torch.bucketize(v, a), torch.bucketize(v, a, right=True, out_int32=True)),
+        (f32(3), torch.sort(f32(16))[0]),
+    ),
+    "one_hot": (lambda i: F.one_hot(i, 8), (below(8, 4),)),
+}
+
+ATTENTION: dict[str, Case] = {
+    "sdpa": (F.scaled_dot_product_attention, (f32(2, 4, 3, 8), f32(2, 4, 5, 8), f32(2, 4, 5, 8))),
+    "sdpa bool mask": (
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m),
+        (f32(2, 4, 3, 8), f32(2, 4, 5, 8), f32(2, 4, 5, 8), f32(2, 1, 3, 5) > -1.0),
+    ),
+    "sdpa float mask": (
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m),
+        (f32(2, 4, 3, 8), f32(2, 4, 5, 8), f32(2, 4, 5, 8), f32(2, 1, 3, 5)),
+    ),
+    "sdpa causal": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        (f32(2, 4, 5, 8), f32(2, 4, 5, 8), f32(2, 4, 5, 8)),
+    ),
+    "sdpa grouped": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        (f32(2, 4, 3, 8), f32(2, 2, 5, 8), f32(2, 2, 5, 8)),
+    ),
+    "softmax": (lambda a: a.softmax(-1), (X,)),
+    "softmax masked": (lambda a: a.masked_fill(a > 0, float("-inf")).softmax(-1), (X,)),
+    "log_softmax": (lambda a: a.log_softmax(-1), (X,)),
+    "logsumexp": (lambda a: a.logsumexp(-1), (X,)),
+    "masked_fill": (lambda a: a.masked_fill(a > 0, float("-inf")), (X,)),
+    "rotary": (
+        lambda x, c, s: torch.cat([x[..., :4] * c - x[..., 4:] * s, x[..., 4:] * c + x[..., :4] * s], -1),
+        (f32(3, 2, 8), f32(3, 1, 4), f32(3, 1, 4)),
+    ),
+    "causal mask": (
+        lambda p: torch.arange(8)[None] <= p[:, None],
+        (ints(0, 3, 7),),
+    ),
+    "tril": (lambda a: (torch.tril(a), torch.triu(a, 1)), (f32(5, 5),)),
+    "rms_norm": (lambda a, w: F.rms_norm(a, (16,), w, 1e-5), (X, f32(16))),
+    "layer_norm": (lambda a, w, b: F.layer_norm(a, (16,), w, b), (X, f32(16), f32(16))),
+    "group_norm": (lambda a, w, b: F.group_norm(a, 2, w, b), (f32(2, 4, 6), f32(4), f32(4))),
+    "silu": (F.silu, (X,)),
+    "gelu": (F.gelu, (X,)),
+    "gelu tanh": (lambda a: F.gelu(a, approximate="tanh"), (X,)),
+    "relu squared": (lambda a: F.relu(a).square(), (X,)),
+    "softcap": (lambda a: 30.0 * torch.tanh(a / 30.0), (X,)),
+    "glu": (lambda a: F.glu(a, -1), (X,)),
+    "einsum": (lambda a, b: torch.einsum("bhd,bkd->bhk", a, b), (f32(2, 3, 4), f32(2, 5, 4))),
+    "linear": (F.linear, (X, f32(8, 16), f32(8))),
+    "matmul batched": (torch.matmul, (f32(2, 3, 4, 5), f32(5, 6))),
+    "matmul vector": (torch.matmul, (f32(3, 4), f32(4))),
+    "baddbmm": (torch.baddbmm, (f32(2, 3, 5), f32(2, 3, 4), f32(2, 4, 5))),
+    "addmm alpha": (lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2.0), (f32(3, 5), f32(3, 4), f32(4, 5))),
+    "outer": (torch.outer, (f32(3), f32(4))),
+    "integer matmul": (lambda a, b: torch.matmul(a.int(), b.int()), (below(9, 4, 8) - 4, below(9, 8, 3) - 4)),
+    "int8 weights": (lambda q, s: q.float() * s, ((below(255, 4, 16) - 127).to(torch.int8), f32(16))),
+    "conv1d": (lambda a, w: F.conv1d(a, w, padding=1), (f32(1, 4, 8), f32(6, 4, 3))),
+    "conv2d": (lambda a, w: F.conv2d(a, w, stride=2), (f32(1, 3, 8, 8), f32(6, 3, 2, 2))),
+    "max_pool2d": (lambda a: F.max_pool2d(a, 2), (f32(1, 2, 4, 4),)),
+    "avg_pool1d": (lambda a: F.avg_pool1d(a, 2), (f32(1, 2, 8),)),
+    "dropout in eval": (lambda a: F.dropout(a, 0.5, False), (X,)),
+    "gumbel": (lambda a, u: (a - (-u.log()).log()).argmax(-1), (X, f32(4, 16).sigmoid())),
+    "experts": (
+        lambda x, r: torch.topk(r.softmax(-1), 2, dim=-1)[0].sum(-1, keepdim=True) * x,
+        (X, f32(4, 6)),
+    ),
+}
+
+REDUCTION_AND_ORDER: dict[str, Case] = {
+    "topk": (lambda a: torch.topk(a, 3), (X,)),
+    "topk smallest": (lambda a: torch.topk(a, 3, largest=False), (X,)),
+    "topk dim 0": (lambda a: torch.topk(a, 2, dim=0), (X,)),
+    "topk ties": (lambda a: torch.topk(a, 8)[0], (TIES,)),
+    "sort": (lambda a: torch.sort(a, -1, descending=True), (X,)),
+    "sort ints": (lambda a: torch.sort(a, 0), (torch.randperm(9, generator=_generator),)),
+    "sort special": (lambda a: (torch.sort(a, stable=True), torch.sort(a, descending=True, stable=True)), (SPECIAL,)),
+    "sort stable": (
+        lambda a: (torch.sort(a, stable=True, dim=0), torch.sort(a, stable=True, dim=0, descending=True)),
+        (TIES,),
+    ),
+    "argsort": (lambda a: torch.argsort(a, -1), (X,)),
+    "sort bool": (lambda a: torch.sort(a, stable=True), (TIES > 1.5,)),
+    "argmax": (lambda a: (a.argmax(-1), a.argmax(), a.argmin(-1), a.argmax(0, keepdim=True)), (X,)),
+    "argmax ties": (lambda a: (a.argmax(0), a.argmin(0)), (TIES,)),
+    "max": (lambda a: (a.max(-1), a.min(0), a.max(), a.amax(-1), a.amin((0, 1))), (X,)),
+    "max nan": (lambda a: (a.max(), a.amax(0), a.min()), (SPECIAL,)),
+    "max ints": (lambda a: (a.max(-1), a.min(0)), (below(100, 4, 5),)),
+    "cumsum": (lambda a: (a.cumsum(-1), a.cumsum(0)), (X,)),
+    "cumsum ints": (lambda a: (a.cumsum(0), a.int().cumsum(0)), (below(9, 4, 3),)),
+    "cumprod": (lambda a: (a.cumprod(-1), a.cumprod(0)), (X,)),
+    "cumprod ints": (lambda a: a.int().cumprod(0), (below(4, 4, 3) + 1,)),
+    "sum": (lambda a: (a.sum(), a.sum(0), a.sum((0, 1), keepdim=True), a.mean(-1), a.prod(0)), (X,)),
+    "var": (lambda a: (a.var(-1), a.std(0), a.var(-1, correction=0)), (X,)),
+    "norm": (lambda a: (a.norm(), a.norm(dim=-1), torch.linalg.vector_norm(a, 1, dim=0)), (X,)),
+    "sum bool": (lambda a: ((a > 0).sum(-1), (a > 0).any(-1), (a > 0).all(), (a > 0).float().mean()), (X,)),
+    "sum 16 bits": (lambda a: (a.bfloat16().sum(-1), a.half().mean(0)), (X,)),
+    "median by sort": (lambda a: torch.sort(a)[0][..., 7], (X,)),
+    "flip": (lambda a: (a.flip(0), a.flip((0, 1)), a.roll(1, 0), a.roll((1, -2), (0, 1))), (X,)),
+    "cat": (lambda a: (torch.cat([a, a + 1], -1), torch.stack([a, a + 1], 0), torch.cat([a, a[:0]])), (X,)),
+    "split": (lambda a: torch.cat(a.chunk(2, -1)[::-1], -1), (X,)),
+    "expand": (lambda a: a[:, None].expand(4, 3, 16) * 2, (X,)),
+    "repeat": (lambda a: (a.repeat(2, 3), a.repeat_interleave(2, 1), a.tile(2)), (X,)),
+    "pad": (lambda a: (F.pad(a, (1, 2)), F.pad(a, (0, 0, 1, 1), value=2.0)), (X,)),
+    "permute": (
+        lambda a: (a.permute(2, 0, 1) + 1, a.transpose(0, 2).reshape(4, -1), a.movedim(0, 1) * 1.0),
+        (f32(2, 3, 4),),
+    ),
+    "views": (lambda a: (a.view(8, 8)[::2, 1:-1] + 0.0, a.reshape(-1)[3:9] * 2, a[..., None, :].squeeze(-2)), (X,)),
+    "meshgrid": (lambda a: torch.meshgrid(a, a, indexing="ij"), (f32(3),)),
+    "diagonal": (lambda a: (a.diagonal() * 2, torch.diag(a[0])), (f32(4, 4),)),
+    "triangle by compare": (lambda a: a * (torch.arange(4)[:, None] >= torch.arange(16)), (X,)),
+    "histogram by one_hot": (lambda i: F.one_hot(i, 8).sum(0), (below(8, 20),)),
+}
+
+ELEMENTWISE: dict[str, Case] = {
+    "arange": (
+        lambda a: (a + torch.arange(16), a + torch.arange(0, 8, 0.5), a + torch.arange(16, dtype=torch.int32)),
+        (X,),
+    ),
+    "fills": (lambda a: a + torch.full((4, 16), 2.0) + torch.zeros_like(a) + torch.ones(16) + torch.eye(4, 16), (X,)),
+    "where": (lambda a: (torch.where(a > 0, a, -a), torch.where(a > 0, 1.0, 0.0), torch.where(a > 0, 1, 0)), (X,)),
+    "arithmetic": (lambda a, b: (a + b, a - b, a * b, a / b, torch.sub(a, b, alpha=2), 1 - a, 2 / b), (X, f32(4, 16))),
+    "exp and log": (lambda a: ((a.abs() + 1).log().exp(), a.expm1(), a.abs().log1p(), a.exp2(), a.abs().log2()), (X,)),
+    "trigonometry": (lambda a: (a.sin() + a.cos(), (a * 0.2).tan(), a.atan(), torch.atan2(a, a + 1)), (X,)),
+    "hyperbolic": (lambda a: (a.tanh(), a.sinh(), a.sigmoid(), a.erf(), F.softplus(a), F.mish(a), F.elu(a)), (X,)),
+    "powers": (lambda a: (a.abs().rsqrt(), a.abs().sqrt(), a.abs() ** 1.5, a**2, 2.0**a, a.reciprocal()), (X,)),
+    "pow tensor": (lambda a, b: torch.pow(a.abs() + 0.1, b), (X, f32(4, 16))),
+    "rounding": (lambda a: ((a * 3).round(), (a * 3).floor(), (a * 3).ceil(), (a * 3).trunc(), a.frac()), (X,)),
+    "round half": (lambda a: (a.round(), a.floor(), a.ceil()), (torch.tensor([0.5, 1.5, -0.5, -1.5, 2.5]),)),
+    "clamp": (
+        lambda a: (a.clamp(-1, 1), a.clamp(min=0), a.clamp(max=0.5), torch.maximum(a, -a), torch.minimum(a, -a)),
+        (X,),
+    ),
+    "clamp nan": (lambda a: (a.clamp(-1, 1), torch.maximum(a, a.flip(0)), torch.minimum(a, a.flip(0))), (SPECIAL,)),
+    "sign": (lambda a: (a.sign(), a.abs(), -a, a.signbit()), (SPECIAL[[0, 1, 2, 4, 5, 6]],)),
+    "nonfinite": (lambda a: (a.isnan() | a.isinf(), a.isfinite(), a.nan_to_num()), (SPECIAL,)),
+    "compare": (lambda a, b: (a < b, a <= b, a > b, a >= b, a == b, a != b), (SPECIAL, SPECIAL.flip(0))),
+    "logic": (lambda a, b: (a & b, a | b, a ^ b, ~a, a + b, a * b, a.logical_and(b), a.logical_xor(b)), (X > 0, X > 1)),
+    "casts": (
+        lambda a: (
+            (a.to(torch.bfloat16) * 2).float(),
+            (a.half() * 2).float(),
+            a.double() / 3,
+            (a * 10).to(torch.int32),
+        ),
+        (X,),
+    ),
+    "casts of ints": (
+        lambda a: ((a.int() + 1).long(), a.float() / 3, a.bool(), a.to(torch.int8), a.bfloat16()),
+        (below(99, 4, 3),),
+    ),
+    "cast to bool": (lambda a: (a.bool(), a.bool().int(), a.bool().float()), (SPECIAL,)),
+    "fp8": (lambda a: a.to(torch.float8_e4m3fn).float(), (X,)),
+    "floor division": (
+        lambda a: (a // 16, a % 16, (a - 50) // 16, (a - 50) % 16, torch.div(a - 50, 16, rounding_mode="trunc")),
+        (below(99, 4, 3),),
+    ),
+    "float remainder": (lambda a: (a % 0.7, torch.fmod(a, 0.7), a // 0.7), (X,)),
+    "bits": (lambda a: ((a >> 2) & 3, a << 3, a | 5, a ^ 5, ~a, a.bitwise_and(a.flip(0))), (below(99, 4, 3),)),
+    "bits of negatives": (lambda a: (a >> 2, a & 255, a << 1), (below(99, 4, 3) - 50,)),
+    "uint8": (lambda a: (a + 200, a // 3, a >> 1, a.float()), (below(200, 8).to(torch.uint8),)),
+    "int8": (lambda a: (a + 100, a * 3, a.int() * 300, a >> 1), ((below(255, 8) - 127).to(torch.int8),)),
+    "int overflow": (lambda a: a * 1_000_003 * 65_537, (below(99, 8).int(),)),
+    "scalar tensor": (lambda a, s: (a * s, s + 1, a + s.long()), (X, torch.tensor(2.0))),
+    "promotion": (lambda a, i: (a + i, i / 2, i * 2.5, a.half() + a, a.bfloat16() * 2), (X, below(9, 4, 16))),
+    "lerp": (
+        lambda a, b: (torch.lerp(a, b, 0.3), torch.addcmul(a, a, b, value=2.0), torch.addcdiv(a, a, b)),
+        (X, f32(4, 16)),
+    ),
+    "cosine similarity": (lambda a, b: F.cosine_similarity(a, b), (X, f32(4, 16))),
+    "cross entropy": (lambda a, t: F.cross_entropy(a, t), (X, below(16, 4))),
+    "normalize": (lambda a: F.normalize(a, dim=-1), (X,)),
+    "bfloat16 product": (lambda a, w: a @ w.t(), (f32(4, 256).bfloat16(), f32(8, 256).bfloat16())),
+    "float16 product": (lambda a, w: a @ w.t(), (f32(4, 64).half(), f32(8, 64).half())),
+    "float64": (lambda a, b: (a @ b, a.exp(), a / 3, a.sum(), 0.1 * a), (f32(5, 5).double(), f32(5, 5).double())),
+}
+
+GROUPS = {
+    "indexing": INDEXING,
+    "attention": ATTENTION,
+    "reduction and order": REDUCTION_AND_ORDER,
+    "elementwise": ELEMENTWISE,
+}
+
+UNSUPPORTED: dict[str, Case] = {
+    "complex rotary": (
+        lambda a: torch.view_as_real(torch.view_as_complex(a) * torch.polar(torch.ones(8), torch.arange(8.0))),
+        (f32(4, 8, 2),),
+    ),
+    "rand_like": (lambda a: a + torch.rand_like(a), (X,)),
+    "dropout in training": (lambda a: F.dropout(a, 0.5, True), (X,)),
+    "fft": (lambda a: torch.fft.rfft(a).abs(), (X,)),
+    "scatter_reduce": (
+        lambda c, i, k: c.scatter_reduce(1, i, k, "amax"),
+        (f32(4, 8), below(8, 4, 2), f32(4, 2)),
+    ),
+    "median": (lambda a: a.median(-1), (X,)),
+    "write through a mask, element by element": (lambda x, v: setitem(x, x > 0, v[x > 0]), (X, X)),
+    "svd": (torch.linalg.svdvals, (f32(4, 4),)),
+    "bessel": (torch.special.bessel_j0, (X,)),
+}

@@ -1,0 +1,70 @@
+"""Every operator that models are made of, through the whole pipeline, against eager PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from op_cases import GROUPS, UNSUPPORTED, Case
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.utils._pytree import tree_flatten
+
+from vllm_neuron.errors import UnsupportedOpError
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def compiled(cases: dict[str, Case]) -> tuple[list[object], list[object]]:
+    """Results of all cases from one compiled function, and from eager PyTorch."""
+    functions = [function for function, _ in cases.values()]
+    inputs = [arguments for _, arguments in cases.values()]
+
+    def run(inputs: list[tuple[object, ...]]) -> list[object]:
+        return [function(*arguments) for function, arguments in zip(functions, inputs, strict=True)]
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        actual = torch.compile(run, backend="neuron_native", fullgraph=True, dynamic=False)(inputs)
+        return actual, run(inputs)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_equals_eager(group: str) -> None:
+    cases = GROUPS[group]
+    for name, actual, expected in zip(cases, *compiled(cases), strict=True):
+        pairs = zip(tree_flatten(actual)[0], tree_flatten(expected)[0], strict=True)
+        for index, (result, reference) in enumerate(pairs):
+            tolerance = TOLERANCE.get(reference.dtype, 0)
+            torch.testing.assert_close(
+                result,
+                reference,
+                rtol=tolerance,
+                atol=tolerance,
+                equal_nan=True,
+                msg=lambda text, where=f"{name}, result {index}": f"{where}: {text}",
+            )
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("complex rotary", "view_as_complex.default(float32[4,8,2]) is complex64[4,8]"),
+        ("rand_like", "rand_like.default(float32[4,16]): random numbers"),
+        ("dropout in training", "native_dropout.default(float32[4,16], 0.5, True): random numbers"),
+        ("fft", "_fft_r2c"),
+        ("svd", "_linalg_svd.default(float32[4,4])"),
+        ("bessel", "special_bessel_j0.default(float32[4,16]) has no lowering"),
+        ("scatter_reduce", "scatter_reduce.two(float32[4,8], 1, int64[4,2], float32[4,2], amax) has no lowering"),
+        ("median", "median.dim(float32[4,16], -1) has no lowering"),
+        (
+            "write through a mask, element by element",
+            "index.Tensor: what it returns, or its shape, depends on the values",
+        ),
+    ],
+)
+def test_unsupported_is_named_in_one_line(name: str, named: str) -> None:
+    with pytest.raises(BackendCompilerFailed) as caught:
+        compiled({name: UNSUPPORTED[name]})
+    error = caught.value.inner_exception
+    assert isinstance(error, UnsupportedOpError)
+    assert named in str(error)
+    assert "\n" not in str(error)
