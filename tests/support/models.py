@@ -7,7 +7,19 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "phi3", "gpt2", "opt")
+ARCHITECTURES = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gemma2",
+    "phi3",
+    "gpt2",
+    "opt",
+    "mixtral",
+    "qwen3_moe",
+    "qwen2_moe",
+)
 MAX_POSITIONS = 512
 SLIDING_WINDOW = 24
 
@@ -96,6 +108,7 @@ def _config(architecture: str, tokenizer: Any) -> Any:
     decoder = {**common, "intermediate_size": 256, "num_key_value_heads": 2, "initializer_range": 0.15}
     headed = {**decoder, "head_dim": 32}
     window = {"sliding_window": SLIDING_WINDOW}
+    mixture = {"num_experts_per_tok": 2, "moe_intermediate_size": 96, "num_experts": 4}
     makers: dict[str, Any] = {
         "llama": lambda: transformers.LlamaConfig(**headed, tie_word_embeddings=False),
         "qwen2": lambda: transformers.Qwen2Config(**decoder, tie_word_embeddings=True),
@@ -107,6 +120,11 @@ def _config(architecture: str, tokenizer: Any) -> Any:
             vocab_size=len(tokenizer), n_positions=MAX_POSITIONS, n_embd=128, n_layer=2, n_head=4,
             bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, initializer_range=0.15,
         ),
+        "mixtral": lambda: transformers.MixtralConfig(
+            **headed, num_local_experts=4, num_experts_per_tok=2, sliding_window=None
+        ),
+        "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**headed, **mixture, norm_topk_prob=True),
+        "qwen2_moe": lambda: transformers.Qwen2MoeConfig(**decoder, **mixture, shared_expert_intermediate_size=64),
         "opt": lambda: transformers.OPTConfig(**common, ffn_dim=256, word_embed_proj_dim=128, init_std=0.15),
     }  # fmt: skip
     return makers[architecture]()

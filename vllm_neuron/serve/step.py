@@ -16,6 +16,7 @@ from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import UnsupportedError
 from vllm_neuron.serve.attention import PagedStep, StepHolder
 from vllm_neuron.serve.buckets import Bucket
+from vllm_neuron.serve.moe import open_mixtures
 
 STEP_INPUTS = ("input_ids", "positions", "slot_mapping", "block_tables", "logits_indices")
 
@@ -43,6 +44,7 @@ class StepModel(nn.Module):
     def __init__(self, model: nn.Module, vllm_config: Any) -> None:
         super().__init__()
         self.model = model
+        open_mixtures(model)
         found: dict[str, Any] = vllm_config.compilation_config.static_forward_context
         self.layers = {name: layer for name, layer in found.items() if _is_plain_attention(layer)}
         self.block_size: int = vllm_config.cache_config.block_size
