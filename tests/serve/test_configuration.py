@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine import run_cases
+from tests.support.models import make_tiny
 
 BASE = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4}
 ROUTE_LINES = ("optimization level", "--optimization-level: keeping")
@@ -174,7 +175,38 @@ def test_unknown_variables(configured: dict[str, list[dict[str, Any]]]) -> None:
 def test_default_sizes_follow_the_target_and_not_the_host(configured: dict[str, list[dict[str, Any]]]) -> None:
     for result in configured["sizes"]:
         assert (result["max_num_batched_tokens"], result["max_num_seqs"]) == (2048, 256)
-        assert result["async_scheduling"] is False
+
+
+def test_vllm_is_told_how_we_work(configured: dict[str, list[dict[str, Any]]]) -> None:
+    """Steps are synchronous, the scheduler speaks to a runner of the first kind, and compiling may take its time."""
+    result = configured["ignored"][0]
+    assert (result["async_scheduling"], result["v2_runner"], result["ready_timeout"]) == (False, False, 24 * 3600)
+
+
+@pytest.mark.slow
+def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    import transformers
+
+    sizes = {"vocab_size": 1024, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    kinds: dict[str, tuple[Any, str, str]] = {
+        "DeepseekV2ForCausalLM": (transformers.DeepseekV2Config(**sizes), "ConfigError",
+                                  "A model with multi-head latent attention is not supported"),
+        "MambaForCausalLM": (transformers.MambaConfig(vocab_size=1024, hidden_size=128, num_hidden_layers=2),
+                             "ConfigError", "A model with state-space layers is not supported"),
+        "WhisperForConditionalGeneration": (transformers.WhisperConfig(), "ConfigError",
+                                            "An encoder-decoder model is not supported"),
+        "BloomForCausalLM": (transformers.BloomConfig(vocab_size=1024, hidden_size=128, n_layer=2, n_head=4),
+                             "UnsupportedError", "ALiBi is not supported"),
+    }  # fmt: skip
+    cases = []
+    for name, (config, _, _) in kinds.items():
+        folder = make_tiny(tmp_path / name, weights=False)
+        config.architectures = [name]
+        config.save_pretrained(folder)
+        args = {"model": str(folder), "dtype": "float32", "max_model_len": 64, "max_num_seqs": 1}
+        cases.append({"do": "generate", "args": {**args, "load_format": "dummy"}, "calls": []})
+    for (_, kind, message), result in zip(kinds.values(), run_cases(cases), strict=True):
+        assert (result["kinds"][0], result["error"][: len(message)]) == (kind, message), result["log"]
 
 
 @pytest.mark.slow

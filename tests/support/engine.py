@@ -68,6 +68,8 @@ def parse(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _facts(config: Any) -> dict[str, Any]:
+    from vllm.v1.engine import core_client
+
     from vllm_neuron.serve.buckets import buckets_for
 
     return {
@@ -76,6 +78,8 @@ def _facts(config: Any) -> dict[str, Any]:
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "max_num_seqs": config.scheduler_config.max_num_seqs,
         "async_scheduling": config.scheduler_config.async_scheduling,
+        "v2_runner": config.use_v2_model_runner,
+        "ready_timeout": core_client.VLLM_ENGINE_READY_TIMEOUT_S,
     }
 
 
