@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from vllm_neuron.lowering.stablehlo import build, compare, convert, element_of, shape_of, splat, tensor_type
+from vllm_neuron.lowering.stablehlo import build, element_of, recomputed, shape_of, splat, tensor_type
 
 # Operations whose result can be the same memory as their first operand.
 _VIEWS = frozenset(
@@ -182,27 +182,9 @@ class _Protection:
 
         self.copies += 1
         with ir.InsertionPoint(before):
-            result = _recomputed(value, self.copies)
+            result = recomputed(value, self.copies)
         self.roots[result] = frozenset([result])
         return result
-
-
-def _recomputed(value: Any, number: int) -> Any:
-    """``value`` bit for bit, by arithmetic that is folded only inside the operation that it becomes.
-
-    For bits ``x | (x & n)``; for truth values whether ``exp(x)``, 1 or e, is more than a number between them.
-    """
-    shape, element = shape_of(value), element_of(value)
-    distinct = 1 + number % 126
-    if element == "i1":
-        exponential = build("stablehlo.exponential", [tensor_type(shape, "f32")], [convert(value, "f32")]).result
-        return compare(exponential, splat(shape, "f32", 1.5 + distinct / 128), "GT")
-    integer = element if "i" in element else "i" + "".join(filter(str.isdigit, element))
-    type_ = tensor_type(shape, integer)
-    bits = value if integer == element else build("stablehlo.bitcast_convert", [type_], [value]).result
-    part = build("stablehlo.and", [type_], [bits, splat(shape, integer, distinct)]).result
-    bits = build("stablehlo.or", [type_], [bits, part]).result
-    return bits if integer == element else build("stablehlo.bitcast_convert", [value.type], [bits]).result
 
 
 def _written(operation: Any) -> list[int]:

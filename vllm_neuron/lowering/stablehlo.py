@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -112,6 +113,24 @@ def compare(left: Any, right: Any, direction: str, kind: str = "FLOAT") -> Any:
     return build("stablehlo.compare", [tensor_type(shape_of(left), "i1")], [left, right], attributes).result
 
 
+def recomputed(value: Any, number: int) -> Any:
+    """``value`` bit for bit, by arithmetic that is folded only inside the operation that it becomes.
+
+    For bits ``x | (x & n)``; for truth values whether ``exp(x)``, 1 or e, is more than a number between them.
+    """
+    shape, element = shape_of(value), element_of(value)
+    distinct = 1 + number % 126
+    if element == "i1":
+        exponential = build("stablehlo.exponential", [tensor_type(shape, "f32")], [convert(value, "f32")]).result
+        return compare(exponential, splat(shape, "f32", 1.5 + distinct / 128), "GT")
+    integer = element if "i" in element else "i" + "".join(filter(str.isdigit, element))
+    type_ = tensor_type(shape, integer)
+    bits = value if integer == element else build("stablehlo.bitcast_convert", [type_], [value]).result
+    part = build("stablehlo.and", [type_], [bits, splat(shape, integer, distinct)]).result
+    bits = build("stablehlo.or", [type_], [bits, part]).result
+    return bits if integer == element else build("stablehlo.bitcast_convert", [value.type], [bits]).result
+
+
 def _attributes(operation: Any) -> dict[str, Any]:
     return {name: operation.attributes[name] for name in operation.attributes}
 
@@ -152,10 +171,30 @@ def _convert(operation: Any) -> None:
         _fold(operation)
 
 
-def _narrow_indices(operation: Any) -> None:
+def _scatter(operation: Any) -> None:
     # IREE 3.13 can't compile 64-bit scatter indices that were reshaped, and no dimension needs more than 32 bits.
     if element_of(operation.operands[1]) == "i64":
         operation.operands[1] = convert(operation.operands[1], "i32")
+
+
+def _gather(operation: Any) -> None:
+    _scatter(operation)
+    _indexed_read(operation)
+
+
+def _indexed_read(operation: Any) -> None:
+    """IREE 3.13 can't compile an indexed read of memory with gaps: the slice becomes a tensor of its own."""
+    source = operation.operands[0]
+    while getattr(source.owner, "name", "") == "stablehlo.reshape":
+        source = source.owner.operands[0]
+    if getattr(source.owner, "name", "") == "stablehlo.slice" and _has_gaps(source):
+        operation.operands[0] = recomputed(operation.operands[0], 0)
+
+
+def _has_gaps(sliced: Any) -> bool:
+    taken, whole = shape_of(sliced), shape_of(sliced.owner.operands[0])
+    partial = [index for index, size in enumerate(taken) if size != whole[index]]
+    return bool(partial) and prod(taken[: partial[-1]]) > 1
 
 
 def _sort(operation: Any) -> None:
@@ -218,8 +257,9 @@ _RULES: dict[str, Callable[[Any], None]] = {
     "arith.constant": _constant,
     "stablehlo.convert": _convert,
     "stablehlo.reshape": _fold,
-    "stablehlo.gather": _narrow_indices,
-    "stablehlo.scatter": _narrow_indices,
+    "stablehlo.gather": _gather,
+    "stablehlo.reverse": _indexed_read,
+    "stablehlo.scatter": _scatter,
     "stablehlo.sort": _sort,
     "stablehlo.dot_general": _accumulate_wide,
     "stablehlo.convolution": _accumulate_wide,
