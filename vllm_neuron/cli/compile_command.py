@@ -12,6 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from vllm_neuron import envs
+from vllm_neuron.cache.tiers import TieredCache
+from vllm_neuron.serve.model_folder import check_model_folder
+from vllm_neuron.targets import resolve_target
 
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -80,12 +83,12 @@ def _run(context: typer.Context, model: str, targets: list[str] | None, entry_po
     os.environ[envs.CPU_COMPILE.name] = "1"
     targets = targets or [envs.TARGET_OVERRIDE.get() or "cpu"]
     os.environ[envs.TARGET_OVERRIDE.name] = targets[0]
-    # vLLM takes seconds to import: not for --help, nor for a mistake that can be told without it.
-    from vllm_neuron.targets import resolve_target
-
+    envs.check_environment()
     for target in targets:
         resolve_target(target)
-    envs.check_environment()
+    check_model_folder(model)
+    TieredCache.from_environment()
+    # vLLM takes seconds to import: not for --help, nor for a mistake that can be told without it.
     from vllm_neuron.jobs.command_line import compile_for_targets
 
     return compile_for_targets(model, context.args, targets, entry_point.value)

@@ -1,0 +1,108 @@
+"""A user's mistake is one clear line and exit code 2, before anything is traced or even imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.models import make_tiny
+
+VLLM_NEURON = str(Path(sys.executable).with_name("vllm-neuron"))
+VLLM = str(Path(sys.executable).with_name("vllm"))
+CPU_COMPILE = {"VLLM_NEURON_CPU_COMPILE": "1", "NEURON_PLATFORM_TARGET_OVERRIDE": "cpu"}
+
+
+def run(arguments: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(arguments, env={**os.environ, **variables}, text=True, capture_output=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny(tmp_path_factory.mktemp("model"), weights=False))
+
+
+def errors(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode == 2, (done.returncode, done.stderr[-2000:])
+    assert "Traceback" not in done.stderr
+    return [line for line in done.stderr.splitlines() if ": error: " in line]
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "says"),
+    [
+        (["--target", "trn22"], {}, "target 'trn22' is not known. Did you mean trn2? Valid targets: cpu,"),
+        (["--target", "cuda:sm_90"], {}, "target 'cuda:sm_90' can't be compiled for"),
+        ([], {"NEURON_PLATFORM_TARGET_OVERRIDE": "tnr1"}, "target 'tnr1' is not known. Did you mean trn1"),
+        ([], {"VLLM_NEURON_CPU_MODE": "1"}, "VLLM_NEURON_CPU_COMPILE and VLLM_NEURON_CPU_MODE contradict each other"),
+        (
+            [],
+            {"NEURON_LIBTORCH_DISABLE_COMPILE_CACHE": "1"},
+            "VLLM_NEURON_CPU_COMPILE and NEURON_LIBTORCH_DISABLE_COMPILE_CACHE contradict each other",
+        ),
+        (
+            [],
+            {"VLLM_NEURON_DISABLE_WARMUP_COMPILE": "maybe"},
+            "VLLM_NEURON_DISABLE_WARMUP_COMPILE='maybe' is not valid; accepted: 1, true, yes, on, 0, false, no, off",
+        ),
+        ([], {"NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS": "0"}, "accepted: a whole number, 1 or more"),
+    ],
+)
+def test_compile_tells_before_it_imports_anything(
+    model: str, options: list[str], variables: dict[str, str], says: str
+) -> None:
+    (error,) = errors(run([VLLM_NEURON, "compile", model, *options], variables))
+    assert says in error
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("absent", "There is no model folder"),
+        ("empty", "has no config.json"),
+        ("file", "is a file. Name a folder with config.json"),
+    ],
+)
+def test_a_model_folder_that_is_none(tmp_path: Path, name: str, says: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    (error,) = errors(run([VLLM_NEURON, "compile", str(tmp_path / name)], {}))
+    assert says in error
+    assert str(tmp_path / name) in error
+
+
+def test_a_cache_folder_that_is_a_file(model: str, tmp_path: Path) -> None:
+    (tmp_path / "neuron").mkdir()
+    (tmp_path / "neuron" / "compile_cache").touch()
+    (error,) = errors(run([VLLM_NEURON, "compile", model], {"VLLM_CACHE_ROOT": str(tmp_path)}))
+    assert str(tmp_path / "neuron" / "compile_cache") in error
+
+
+def test_a_remote_cache_that_can_not_be_one(model: str, tmp_path: Path) -> None:
+    (tmp_path / "remote").touch()
+    (error,) = errors(run([VLLM_NEURON, "compile", model, "--remote", str(tmp_path / "remote")], {}))
+    assert str(tmp_path / "remote") in error
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "says"),
+    [
+        ({"VLLM_NEURON_CPU_COMPILE": "1"}, [], "VLLM_NEURON_CPU_COMPILE needs a target to compile for"),
+        (CPU_COMPILE, ["--additional-config", '{"neuron_config": {"num_seqs_buckets": [1, 3]}}', "--max-num-seqs", "2"],
+         "num_seqs_buckets"),
+    ],
+)  # fmt: skip
+def test_vllm_serve_tells_in_one_line_too(model: str, variables: dict[str, str], options: list[str], says: str) -> None:
+    (error,) = errors(run([VLLM, "serve", model, *options], variables))
+    assert says in error
+
+
+def test_a_misspelt_variable_is_warned_about_with_the_nearest_name(model: str) -> None:
+    done = run([VLLM_NEURON, "compile", model, "--target", "nope"], {"VLLM_NEURON_CPU_COMPILER": "1"})
+    assert (
+        "VLLM_NEURON_CPU_COMPILER is not a known variable, and has no effect. Did you mean VLLM_NEURON_CPU_COMPILE?"
+        in (done.stderr)
+    )
