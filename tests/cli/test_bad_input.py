@@ -102,7 +102,5 @@ def test_vllm_serve_tells_in_one_line_too(model: str, variables: dict[str, str],
 
 def test_a_misspelt_variable_is_warned_about_with_the_nearest_name(model: str) -> None:
     done = run([VLLM_NEURON, "compile", model, "--target", "nope"], {"VLLM_NEURON_CPU_COMPILER": "1"})
-    assert (
-        "VLLM_NEURON_CPU_COMPILER is not a known variable, and has no effect. Did you mean VLLM_NEURON_CPU_COMPILE?"
-        in (done.stderr)
-    )
+    assert "VLLM_NEURON_CPU_COMPILER is not a known variable, and has no effect." in done.stderr
+    assert "Did you mean VLLM_NEURON_CPU_COMPILE?" in done.stderr
