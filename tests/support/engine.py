@@ -56,13 +56,12 @@ def configure(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse(case: dict[str, Any]) -> dict[str, Any]:
-    """Parse ``argv`` with the server's parser, and make the configuration."""
+    """Parse ``argv`` as the server's engine options, and make the configuration."""
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(case["argv"])
+    arguments = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(case["argv"])
     args = AsyncEngineArgs.from_cli_args(arguments)
     return _facts(args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER))
 
@@ -156,7 +155,6 @@ def _try(case: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Run the cases, one forked child after another."""
     cases = json.loads(sys.stdin.read())
-    import vllm.entrypoints.launchers.cli_args
     import vllm.entrypoints.llm
     import vllm.v1.engine.core  # noqa: F401
 
