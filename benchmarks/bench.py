@@ -24,7 +24,7 @@ from benchmarks import load, report
 from benchmarks.engines import ENGINES, OPTIONS, ROOT, Engine
 from benchmarks.report import Series
 from tools import make_smollm2
-from tools.server import Server, ServerError, serving
+from tools.server import Server, ServerError, end_servers_on_sigterm, serving
 
 SCRATCH = ROOT / ".cache" / "bench"
 
@@ -120,6 +120,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the benchmark, print its table, and write the results. Returns 1 if a server failed."""
     given = arguments()
+    end_servers_on_sigterm()
     plan = Plan(
         rounds=given.rounds or (2 if given.quick else 5),
         prompt_tokens=512,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +16,9 @@ from rich.console import Console
 from benchmarks.load import Arrival, prompt, steady_rate
 from benchmarks.report import COLUMNS, Series, markdown, ratio
 from tools.server import ServerError, serving
+
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_rate_is_taken_while_all_streams_run() -> None:
@@ -83,3 +88,21 @@ def test_nothing_of_a_server_is_left(tmp_path: Path) -> None:
     while lives(pid):
         assert time.monotonic() < deadline, "the child was not ended"
         time.sleep(0.05)
+
+
+def test_nothing_is_left_when_the_program_itself_is_terminated(tmp_path: Path) -> None:
+    program = (
+        "import os, pathlib, sys, time\n"
+        "from tools.server import end_servers_on_sigterm, serving\n"
+        "end_servers_on_sigterm()\n"
+        "command = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+        f"with serving(command, dict(os.environ), pathlib.Path({str(tmp_path / 'log')!r})) as server:\n"
+        "    print(server.process.pid, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        server = int(process.stdout.readline())
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert not lives(server)

@@ -20,7 +20,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from tools.server import ServerError, serving
+from tools.server import ServerError, end_servers_on_sigterm, serving
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / ".cache" / "models" / "smollm2-135m-bfloat16"
@@ -156,6 +156,7 @@ def report(clock: Clock, answer: str, log: str) -> None:
 
 def main() -> int:
     """Run the demo. Returns 0 if all was as promised, else 1."""
+    end_servers_on_sigterm()
     DEMO.mkdir(exist_ok=True)
     log = DEMO / "server.log"
     log.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -74,6 +75,11 @@ class Server:
         self.process.wait()
         if failure:
             raise ServerError(failure)
+
+
+def end_servers_on_sigterm() -> None:
+    """Have SIGTERM unwind this process as Ctrl-C does, so that no server is left. For the main program only."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def free_port() -> int:
