@@ -17,7 +17,6 @@ from benchmarks.load import Arrival, prompt, steady_rate
 from benchmarks.report import COLUMNS, Series, markdown, ratio
 from tools.server import ServerError, serving
 
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
