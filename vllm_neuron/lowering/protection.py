@@ -89,6 +89,7 @@ class _Protection:
         self.arguments = list(block.arguments)
         self.aliases = aliases
         self.output = list(block.operations)[-1].operation
+        # Keyed by an operation's first result: the hash of an operation changes with its operands.
         self.owned: dict[Any, Any] = {}  # in-place operation -> the aliased argument that it may write to
         self.roots: dict[Any, frozenset[Any]] = {argument: frozenset([argument]) for argument in self.arguments}
         self.place: dict[Any, int] = {}
@@ -98,7 +99,7 @@ class _Protection:
         for output, argument in enumerate(self.aliases):
             self._own(output, self.arguments[argument])
         operations = [op.operation for op in self.block.operations]
-        self.place = {operation: place for place, operation in enumerate(operations)}
+        self.place = {operation.results[0]: place for place, operation in enumerate(operations[:-1])}
         for operation in operations[:-1]:
             self._visit(operation)
         self._separate_results()
@@ -115,7 +116,7 @@ class _Protection:
             value = operation.operands[0]
         if value != argument:
             chain = [self._overwrite(output, argument)] if prod(shape_of(argument)) else []
-        self.owned.update((operation, argument) for operation in chain)
+        self.owned.update((operation.results[0], argument) for operation in chain)
 
     def _overwrite(self, output: int, argument: Any) -> Any:
         from torch_mlir import ir
@@ -136,14 +137,14 @@ class _Protection:
     def _visit(self, operation: Any) -> None:
         if operation.name in _IN_PLACE:
             self._separate_operands(operation)
-        if operation in self.owned:
+        if operation.results[0] in self.owned:
             self._settle_readers(operation)
         for index, result in enumerate(operation.results):
             sources = (self.roots[value] for value in _same_memory(operation, index))
             self.roots[result] = frozenset([result]).union(*sources)
 
     def _separate_operands(self, operation: Any) -> None:
-        inputs = frozenset(self.arguments) - {self.owned.get(operation)}
+        inputs = frozenset(self.arguments) - {self.owned.get(operation.results[0])}
         written = _written(operation)
         shared: frozenset[Any] = frozenset()
         for index in [*written, *(i for i in range(len(operation.operands)) if i not in written)]:
@@ -158,14 +159,18 @@ class _Protection:
 
         Otherwise IREE works on a copy and copies back, which the runtime forbids on small imported buffers.
         """
-        argument = self.owned[operation]
+        argument = self.owned[operation.results[0]]
         for value in [value for value, roots in self.roots.items() if argument in roots]:
             uses = [(use.owner.operation, use.operand_number) for use in value.uses]
-            late = [(reader, index) for reader, index in uses if self.place.get(reader, -1) > self.place[operation]]
+            late = [(reader, index) for reader, index in uses if self._is_after(reader, operation)]
             if late:
                 copy = self._copy(value, operation)
                 for reader, index in late:
                     reader.operands[index] = copy
+
+    def _is_after(self, reader: Any, operation: Any) -> bool:
+        # Copies have no place: each stands before what it was made for.
+        return reader == self.output or self.place.get(reader.results[0], -1) > self.place[operation.results[0]]
 
     def _separate_results(self) -> None:
         count = len(self.aliases)
