@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from vllm_neuron import __version__, envs
 from vllm_neuron.cache.entry import Entry
+from vllm_neuron.compile.outputs import View, take_outputs
 from vllm_neuron.compile.pipeline import Pipeline
 from vllm_neuron.compile.specialize import Specializer, is_dynamic
 from vllm_neuron.errors import ConfigError, UnsupportedError
@@ -29,6 +30,7 @@ from vllm_neuron.lowering.decompositions import decomposition_table
 from vllm_neuron.lowering.native import lower
 from vllm_neuron.runtime.cpu import check_features
 from vllm_neuron.runtime.iree import IreeExecutable
+from vllm_neuron.targets import compile_target
 
 logger = logging.getLogger("vllm.neuron.backends")
 
@@ -49,6 +51,12 @@ def neuron_native(gm: GraphModule, example_inputs: Sequence[Any], **options: Any
         return gm
     if envs.CPU_COMPILE.get():
         return graph_capture(gm, example_inputs)
+    target = compile_target()
+    if not target.runs_here:
+        raise ConfigError(
+            f"the target is {target.name}, which does not run here: compile ahead with backend="
+            "'neuron_libtorch_graph_capture', or unset NEURON_PLATFORM_TARGET_OVERRIDE"
+        )
     return _compile(gm, example_inputs, _load)
 
 
@@ -106,7 +114,7 @@ class _Graph:
 
     def __init__(self, aten: GraphModule, finish: _Finish) -> None:
         placeholders = [node for node in aten.graph.nodes if node.op == "placeholder"]
-        self.outputs, self.strides = _take_tensors(aten)
+        self.outputs, self.layouts = take_outputs(aten)
         graph = canonicalize(aten, [f"input{index}" for index in range(len(placeholders))])
         self.positions = graph.input_positions
         # Nothing is left to compile where all outputs are views of inputs: AOTAutograd makes those itself.
@@ -114,25 +122,8 @@ class _Graph:
 
     def __call__(self, *inputs: Any) -> list[Any]:
         results = self.run([inputs[position] for position in self.positions]) if self.run else []
-        tensors = iter(_with_strides(result, strides) for result, strides in zip(results, self.strides, strict=True))
-        return [next(tensors) if isinstance(output, Node) else output for output in self.outputs]
-
-
-def _take_tensors(aten: GraphModule) -> tuple[list[Any], list[tuple[int, ...]]]:
-    """Leave only tensors among the graph's outputs. The outputs that it had, and the strides of the tensors."""
-    output = aten.graph.output_node()
-    outputs: list[Any] = list(output.args[0])  # type: ignore[arg-type]
-    tensors = [value for value in outputs if isinstance(value, Node)]
-    output.args = (tuple(tensors),)
-    return outputs, [tuple(node.meta["val"].stride()) for node in tensors]
-
-
-def _with_strides(result: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The result laid out in memory as PyTorch lays it out: what comes after may depend on it."""
-    if result.stride() == strides or not result.numel():
-        return result
-    single = result[tuple(slice(1) if stride == 0 else slice(None) for stride in strides)]
-    return torch.empty_strided(single.shape, strides, dtype=result.dtype).copy_(single).expand(result.shape)
+        laid_out = [layout.apply(result) for layout, result in zip(self.layouts, results, strict=True)]
+        return [output.of(laid_out) if isinstance(output, View) else output for output in self.outputs]
 
 
 def _resolve(graph: CanonicalGraph) -> Entry:
