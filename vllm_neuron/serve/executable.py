@@ -45,15 +45,16 @@ class CompiledExecutor:
         self._graphs: dict[Bucket, _LoadedGraph] = {}
 
     def prepare(self) -> None:
-        """Wait for every graph, load it, and run it once on zeros, which writes to the null block only.
+        """Wait for every graph and load it. What was compiled in this start is tried, on zeros, in the null block.
 
         Raises :class:`CacheMissError` in strict mode, for all misses at once.
         """
-        for graph in self._set.wait():
+        for graph in self._set.wait({name: _spec(tensor) for name, tensor in self._inputs.items()}):
             start = time.monotonic()
             loaded = self._graphs[graph.bucket] = self._load(graph)
-            loaded.call()
-            logger.debug("Loaded and ran %s in %.3f s", graph.bucket.name, time.monotonic() - start)
+            if graph.fresh:
+                loaded.call()
+            logger.debug("Loaded %s in %.3f s", graph.bucket.name, time.monotonic() - start)
 
     def run(self, bucket: Bucket, inputs: Inputs) -> torch.Tensor:
         """Logits [bucket.seqs, vocabulary] of one step; the KV caches are written in place.
@@ -93,7 +94,7 @@ class CompiledExecutor:
         tensor = self._inputs.get(name)
         if tensor is None:
             raise BindingError(f"{bucket.name} needs {name}, which the loaded model does not have")
-        found = TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        found = _spec(tensor)
         if found != spec:
             raise BindingError(f"{bucket.name} needs {name} as {spec}; the loaded model has it as {found}")
         if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
@@ -102,3 +103,7 @@ class CompiledExecutor:
             # One copy for all buckets.
             tensor = self._inputs[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
         return tensor.detach()
+
+
+def _spec(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
