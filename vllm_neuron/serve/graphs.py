@@ -95,9 +95,9 @@ class GraphSet:
             "graphs": {source.value: sum(each.source is source for each in resolutions) for source in Source},
             "manifests": dict(Counter(found.tier for found in self._recalled.values())),
             "captured": len(self._traced),
-            "capture_seconds": sum(traced.seconds for traced in self._traced.values()),
-            "lookup_seconds": sum(each.seconds for each in resolutions if each.source is not Source.COMPILED),
-            "compile_seconds": sum(each.seconds for each in compiled),
+            "capture_seconds": round(sum(traced.seconds for traced in self._traced.values()), 3),
+            "lookup_seconds": round(sum(each.seconds for each in resolutions if each not in compiled), 3),
+            "compile_seconds": round(sum(each.seconds for each in compiled), 3),
             "tiers": {name: counters.to_json() for name, counters in self._pipeline.cache.counters.items()},
         }
 

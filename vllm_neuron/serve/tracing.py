@@ -28,7 +28,6 @@ from vllm.config import set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
-from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 
 from vllm_neuron import envs
 from vllm_neuron.abi import TensorSpec
@@ -38,6 +37,7 @@ from vllm_neuron.lowering.native import lower
 from vllm_neuron.runtime.cpu import usable_cores
 from vllm_neuron.serve.accelerator import without_accelerator
 from vllm_neuron.serve.buckets import Bucket
+from vllm_neuron.serve.groups import init_groups
 from vllm_neuron.serve.kv import planned_blocks
 from vllm_neuron.serve.step import STEP_INPUTS, StepModel, step_inputs
 from vllm_neuron.serve.trace_cache import TracedGraph
@@ -208,5 +208,5 @@ def _model_parallel_state(vllm_config: Any) -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="vllm_neuron_") as folder, _configured(vllm_config):
-        init_worker_distributed_environment(vllm_config, 0, f"file://{Path(folder, 'group')}", 0, "gloo")
+        init_groups(vllm_config, 0, f"file://{Path(folder, 'group')}", 0)
         yield
