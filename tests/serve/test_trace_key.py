@@ -17,6 +17,13 @@ from tests.support.models import make_tiny
 
 ARGS = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 128}
 GRAPHS = ["decode_b1", "decode_b2", "prefill_s128"]
+MODEL_CLASS = """
+from vllm.model_executor.models.llama import LlamaForCausalLM
+
+
+class Model(LlamaForCausalLM):
+    pass
+"""
 # By kind of change: what the log has to say of it.
 EXPECTED = {
     "model": "model.rms_norm_eps: 1e-06 there, 0.25 here",
@@ -85,7 +92,7 @@ def changed_cases(model: Path, folder: Path) -> dict[str, dict[str, Any]]:
     """By kind of change, the case; what the log has to say of it is in ``EXPECTED``."""
     package = folder / "package"
     package.mkdir()
-    (package / "my_models.py").write_text("class Mine: pass\n")
+    (package / "my_models.py").write_text(MODEL_CLASS)
     mlir = distribution(folder / "mlir", "torch-mlir", "20990101")
     plugin = distribution(folder / "plugin", "mine", "1.0", PLUGIN)
     eps = edited(model, folder / "eps", rms_norm_eps=0.25)
@@ -110,7 +117,7 @@ def changed_cases(model: Path, folder: Path) -> dict[str, dict[str, Any]]:
         "vllm": case(model, {"versions": {"vllm": "9.9"}}),
         "torch-mlir": case(model, {"path": str(mlir)}),
         "plugin": case(model, {"path": str(plugin)}),
-        "model class": case(model, {"path": str(package), "model_class": {"LlamaForCausalLM": "my_models:Mine"}}),
+        "model class": case(model, {"path": str(package), "model_class": {"LlamaForCausalLM": "my_models"}}),
         "vllm's source": case(model, vllm_with(folder / "vllm", "# Changed.\n")),
         "own source": case(model, own_with(folder / "own", "# Changed.\n")),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 def make(changes: dict[str, Any]) -> None:
     """``path``: a folder to import from first; ``versions``: of torch, transformers or vllm; ``vllm``, ``own``: folders
-    that stand for the package's own; ``model_class``: architecture to ``module:class``."""
+    that stand for the package's own; ``model_class``: architecture to the module of a class ``Model``."""
     import torch
     import transformers
     import vllm
@@ -29,8 +30,8 @@ def make(changes: dict[str, Any]) -> None:
     if "model_class" in changes:
         from vllm import ModelRegistry
 
-        for architecture, name in changes["model_class"].items():
-            ModelRegistry.register_model(architecture, name)
+        for architecture, module in changes["model_class"].items():
+            ModelRegistry.register_model(architecture, importlib.import_module(module).Model)
 
 
 def stand_in(bucket: Any) -> Any:

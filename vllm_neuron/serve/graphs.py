@@ -116,8 +116,11 @@ class GraphSet:
         logger.info("%s", traces.report(buckets, found))
         if self._pipeline.strict:
             return found
-        # What has to be compiled has to be captured, for the module's text.
-        return {name: each for name, each in found.items() if self._pipeline.has(each.manifest.module)}
+        lost = [name for name, each in found.items() if not self._pipeline.has(each.manifest.module)]
+        if lost:
+            # What has to be compiled has to be captured, for the module's text.
+            logger.info("Captured nevertheless, because their artifacts are in no tier: %s", ", ".join(lost))
+        return {name: each for name, each in found.items() if name not in lost}
 
     def _capture(self, buckets: Sequence[Bucket], *, here: bool = False) -> Iterator[TracedGraph]:
         if not buckets:

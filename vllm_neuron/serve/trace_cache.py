@@ -104,14 +104,15 @@ class TraceCache:
         steps = step_inputs(bucket, self._block_size)
         for name, spec in manifest.step_inputs().items():
             if steps.get(name) != spec:
-                return f"inputs.{name} is {spec} in the manifest, and {steps.get(name)} in the bucket"
+                return f"inputs.{name} is {spec} in the manifest, and {_shown(steps.get(name))} in the bucket"
         results = manifest.module.abi.results
         if len(results) != 1 or results[0].shape[:1] != (bucket.seqs,):
             return f"it gives {', '.join(map(str, results))}, not one row of logits for each of {bucket.seqs} sequences"
         expected = manifest.model_inputs()
         for name in sorted(expected.keys() | model.keys()):
             if expected.get(name) != model.get(name):
-                return f"{name} is {expected.get(name)} in the manifest, and {model.get(name)} in the loaded model"
+                there, here = _shown(expected.get(name)), _shown(model.get(name))
+                return f"{name} is {there} in the manifest, and {here} in the loaded model"
         return None
 
     def _reason(self, bucket: Bucket) -> str:
@@ -129,6 +130,10 @@ class TraceCache:
                 "again to replace it"
             )
         logger.warning("Passed over: %s%s", problems[0], more)
+
+
+def _shown(spec: TensorSpec | None) -> str:
+    return "absent" if spec is None else str(spec)
 
 
 def open_for_serving(vllm_config: Any, cache: TieredCache) -> TraceCache | str:
