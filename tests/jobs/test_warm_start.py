@@ -48,7 +48,7 @@ def run(command: list[str], **variables: object) -> subprocess.CompletedProcess[
 
 
 class Site:
-    """A remote tier that a compile job has filled from a model without weights, and the model elsewhere with weights."""
+    """A remote tier, filled by a compile job from a model without weights, and the model elsewhere with weights."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.remote = folder, folder / "remote"
