@@ -37,7 +37,7 @@ console = Console()
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to start. ``keeps``: the cache folder that it shares with others and leaves; None for a new, empty one."""
+    """One way to start. ``keeps``: the cache folder that it leaves for others; None for a new, empty one."""
 
     name: str
     engine: Engine

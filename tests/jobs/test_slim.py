@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not SLIM.exists(), reason="there is no .venv-slim/: run `make slim`"),
     pytest.mark.skipif(
-        os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, to become a nameless user"
+        os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root"
     ),
 ]
 
