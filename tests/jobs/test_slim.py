@@ -19,9 +19,7 @@ NAMELESS = 54321
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not SLIM.exists(), reason="there is no .venv-slim/: run `make slim`"),
-    pytest.mark.skipif(
-        os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root"
-    ),
+    pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root"),
 ]
 
 

@@ -156,6 +156,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     code_changed = {"code changed": case(other_code, trust_remote_code=True)}
     more_buckets = {"more": case(model, additional_config={"neuron_config": {"num_batched_tokens_buckets": [32, 128]}})}
     cases = first | unchanged_cases(model, folder) | changed | more_buckets | code_first | code_changed
+    damaged = case(model) | {"keep": True, "damage": True}
+    alone = {"NEURON_LIBTORCH_REMOTE_CACHE": ""}
+    strict = {"VLLM_NEURON_DISABLE_WARMUP_COMPILE": "1"}
+    cases |= {
+        "damaged": damaged | {"env": alone | {"VLLM_CACHE_ROOT": str(folder / "damaged")}},
+        "damaged, strict": damaged | {"env": alone | strict | {"VLLM_CACHE_ROOT": str(folder / "damaged-strict")}},
+        "damaged, but not remotely": damaged,
+    }
     root = {"VLLM_CACHE_ROOT": str(folder / "root"), "NEURON_LIBTORCH_REMOTE_CACHE": str(folder / "remote")}
     ready = [one | {"env": root | one["env"]} for one in cases.values()]
     return dict(zip(cases, run_cases(ready, "compiled"), strict=True))
@@ -193,3 +201,23 @@ def test_changed_remote_code_is_found(results: dict[str, Any]) -> None:
     assert results["code first"]["found"] == GRAPHS
     assert results["code changed"]["found"] == []
     assert results["code changed"]["report"].endswith(": remote_code differs")
+
+
+def test_damaged_manifests_mean_captures_and_one_warning(results: dict[str, Any]) -> None:
+    result = results["damaged"]
+    assert result["found"] == []
+    assert result["log"].count("Passed over: the manifest") == 1
+    assert "prefill_s128, decode_b1, decode_b2: its manifest can't be used" in result["report"]
+
+
+def test_damaged_manifests_are_an_error_in_strict_mode(results: dict[str, Any]) -> None:
+    error = results["damaged, strict"]["error"]
+    assert error.startswith("Strict mode: the manifest ")
+    assert "precompile_cache can't be used: " in error
+    assert error.endswith("or run the compile job again to replace it")
+
+
+def test_a_good_remote_manifest_makes_up_for_a_damaged_one(results: dict[str, Any]) -> None:
+    result = results["damaged, but not remotely"]
+    assert result["found"] == GRAPHS
+    assert "(0 from the local tier, 3 from the remote tier)" in result["report"]

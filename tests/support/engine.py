@@ -68,9 +68,8 @@ def parse(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def recall(case: dict[str, Any]) -> dict[str, Any]:
-    """Ask the Precompile Cache for the graphs of ``EngineArgs(**args)``; with ``keep``, fill it with stand-ins first.
-
-    ``changes`` are made before: see ``tests.support.changes``.
+    """Ask the Precompile Cache for the graphs of ``EngineArgs(**args)``; with ``keep``, fill it with stand-ins first,
+    and with ``damage``, truncate what this machine has. ``changes`` are made before: see ``tests.support.changes``.
     """
     import logging
 
@@ -88,6 +87,8 @@ def recall(case: dict[str, Any]) -> dict[str, Any]:
     if case.get("keep"):
         for bucket in buckets:
             traces.publish(traces.keep(changes.stand_in(bucket)))
+    if case.get("damage"):
+        changes.truncate_manifests()
     found = traces.recall(buckets)
     return {"found": sorted(found), "report": traces.report(buckets, found)}
 
