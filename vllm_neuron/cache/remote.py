@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from vllm_neuron.cache import folders, publish
 from vllm_neuron.cache.entry import Entry, EntryState, complete_keys, copy_entry, examine
 from vllm_neuron.cache.key import is_key
+from vllm_neuron.cache.manifest_folder import ManifestFolder
 from vllm_neuron.cache.metadata import Metadata
 from vllm_neuron.cache.scratch import Scratch, sweep
 from vllm_neuron.errors import CacheError, ConfigError
@@ -56,6 +57,15 @@ class RemoteTier(Protocol):
     def keys(self) -> list[str]:
         """Keys of the entries that claim to be complete, sorted."""
 
+    def read_manifest(self, key: str) -> bytes | None:
+        """The stored bytes of the manifest of a trace key, at most ``MAX_MANIFEST_BYTES``, unchecked; None for none."""
+
+    def write_manifest(self, key: str, data: bytes) -> None:
+        """Store a manifest in place of any that is there, all of it or nothing."""
+
+    def manifest_keys(self) -> list[str]:
+        """Trace keys of the manifests, the newest first where the store can tell."""
+
 
 class FolderRemote:
     """Any folder that hosts can mount: NFS, FSx, a disk. It is made when something is first published."""
@@ -63,6 +73,8 @@ class FolderRemote:
     def __init__(self, root: Path, *, read_only: bool = False) -> None:
         self.root = root.expanduser().absolute()
         self._read_only = read_only
+        # A dotted name, so that no listing of entries takes it for one.
+        self._manifests = ManifestFolder(self.root / ".manifests")
         if self.root.exists() and not self.root.is_dir():
             raise ConfigError(f"the remote cache {self.root} is not a folder; {_ACCEPTED}")
 
@@ -114,6 +126,20 @@ class FolderRemote:
     def keys(self) -> list[str]:
         """See ``RemoteTier``."""
         return complete_keys(self.root) if self.root.exists() else []
+
+    def read_manifest(self, key: str) -> bytes | None:
+        """See ``RemoteTier``."""
+        return self._manifests.read(key)
+
+    def write_manifest(self, key: str, data: bytes) -> None:
+        """See ``RemoteTier``."""
+        if self.read_only:
+            raise CacheError(f"the remote cache {self.name} is read-only")
+        self._manifests.write(key, data)
+
+    def manifest_keys(self) -> list[str]:
+        """See ``RemoteTier``."""
+        return self._manifests.keys()
 
     def _path(self, key: str) -> Path:
         if not is_key(key):

@@ -20,7 +20,7 @@ from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compile.admission import compile_slot, compile_workers
 from vllm_neuron.compilers.base import Compiler, compiler_for, run_compiler
 from vllm_neuron.errors import CacheError, CacheMissError
-from vllm_neuron.lowering.module import LoweredModule
+from vllm_neuron.lowering.module import LoweredModule, ModuleIdentity
 from vllm_neuron.targets import Target, compile_target, lookup_targets
 
 logger = logging.getLogger("vllm.neuron.compile")
@@ -91,14 +91,14 @@ class Pipeline:
         cache = TieredCache.from_environment()
         return cls(cache, compile_target(), lookup_targets(), level, strict=strict, publish=publish)
 
-    def key(self, module: LoweredModule, target: Target | None = None) -> ArtifactKey:
+    def key(self, module: ModuleIdentity, target: Target | None = None) -> ArtifactKey:
         """The key of ``module`` for ``target``, by default the one that a miss is compiled for."""
         target = target or self.compile_for
         compiler = compiler_for(target)
         flags = compiler.flags(target, self.level, module)
         return artifact_key(module, compiler.name, compiler.version(), flags, target.name, self.level)
 
-    def lookup(self, module: LoweredModule) -> Resolution | None:
+    def lookup(self, module: ModuleIdentity) -> Resolution | None:
         """The best entry that a tier has, or None. Compiles nothing."""
         start = time.monotonic()
         for target in self.targets:
@@ -108,24 +108,29 @@ class Pipeline:
                 return Resolution(key, found.entry, Source(found.tier), target, time.monotonic() - start)
         return None
 
-    def resolve(self, module: LoweredModule, provenance: Mapping[str, Any]) -> Resolution:
+    def has(self, module: ModuleIdentity) -> bool:
+        """Whether a tier says that it has an entry. Fetches nothing."""
+        return any(self.cache.where(self.key(module, target).digest) for target in self.targets)
+
+    def resolve(self, module: ModuleIdentity, provenance: Mapping[str, Any]) -> Resolution:
         """The entry for ``module``, compiled if no tier has it, and published as the policy says.
 
         ``provenance`` is stored beside a new entry, unhashed, so that a later miss can be explained; its ``graph`` is
-        the name for messages. Raises :class:`CacheMissError` in strict mode, :class:`CompileError` where the compiler
-        fails, :class:`CacheError` where a required publish fails.
+        the name for messages. Raises :class:`CacheMissError` in strict mode, and for a module of which only the
+        identity is known; :class:`CompileError` where the compiler fails, :class:`CacheError` where a required publish
+        fails.
         """
         start = time.monotonic()
         resolution = self.lookup(module) or self._compile_once(module, provenance)
         published = self._publish(resolution)
         return replace(resolution, seconds=time.monotonic() - start, published=published)
 
-    def _compile_once(self, module: LoweredModule, provenance: Mapping[str, Any]) -> Resolution:
+    def _compile_once(self, module: ModuleIdentity, provenance: Mapping[str, Any]) -> Resolution:
         key = self.key(module)
-        if self.strict:
+        if self.strict or not isinstance(module, LoweredModule):
             raise CacheMissError(
-                f"Strict mode: graph {provenance.get('graph', 'of user code')} (key {key.digest}) "
-                f"is in none of: {', '.join(self.cache.describe())}"
+                f"{'Strict mode: ' if self.strict else ''}graph {provenance.get('graph', 'of user code')} "
+                f"(key {key.digest}) is in none of: {', '.join(self.cache.describe())}"
             )
         with self.cache.lock(key.digest):
             # Another process may have compiled it while this one waited.

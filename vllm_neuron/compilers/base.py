@@ -25,7 +25,7 @@ from vllm_neuron.compilers.supervisor import Job, Result
 from vllm_neuron.errors import CompileError
 
 if TYPE_CHECKING:
-    from vllm_neuron.lowering.module import LoweredModule
+    from vllm_neuron.lowering.module import ModuleIdentity
     from vllm_neuron.targets import Target
 
 LOG_NAME = "compiler.log"
@@ -46,7 +46,7 @@ class Compiler(Protocol):
     def version(self) -> str:
         """The exact version, part of the key. Cheap."""
 
-    def flags(self, target: Target, level: int, module: LoweredModule) -> tuple[str, ...]:
+    def flags(self, target: Target, level: int, module: ModuleIdentity) -> tuple[str, ...]:
         """Everything that decides the artifact, but the module: canonical, without paths; part of the key."""
 
     def command(self, module_path: Path, artifact_path: Path, flags: Sequence[str]) -> list[str]:

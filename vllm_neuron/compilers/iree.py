@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from vllm_neuron.errors import CompileError, ConfigError
 
 if TYPE_CHECKING:
-    from vllm_neuron.lowering.module import LoweredModule
+    from vllm_neuron.lowering.module import ModuleIdentity
     from vllm_neuron.targets import Target
 
 # What this package is built for, and what a host without the compiler looks artifacts up with.
@@ -36,7 +36,7 @@ class IreeCompiler:
         """The installed compiler's version; where there is none, of the release that this package is built for."""
         return _installed_version() or RELEASE
 
-    def flags(self, target: Target, level: int, module: LoweredModule) -> tuple[str, ...]:
+    def flags(self, target: Target, level: int, module: ModuleIdentity) -> tuple[str, ...]:
         """IREE's own level of that number and our fixed flags.
 
         Raises ``ConfigError`` for a level outside 0 to 3 and for a module that is not StableHLO.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from vllm_neuron.errors import CompileError, ConfigError
 
 if TYPE_CHECKING:
-    from vllm_neuron.lowering.module import LoweredModule
+    from vllm_neuron.lowering.module import ModuleIdentity
     from vllm_neuron.targets import Target
 
 _HEADER_SIZE = 1024
@@ -49,7 +49,7 @@ class NeuronxCompiler:
         """The installed compiler's version. Raises ``CompileError`` where there is none."""
         return _version(str(_binary()))
 
-    def flags(self, target: Target, level: int, module: LoweredModule) -> tuple[str, ...]:
+    def flags(self, target: Target, level: int, module: ModuleIdentity) -> tuple[str, ...]:
         """Level 0 is neuronx-cc's lowest, 1. Raises ``ConfigError`` for a level outside 0 to 3."""
         if level not in range(4):
             raise ConfigError(f"optimization level {level} is not one of 0, 1, 2, 3")

@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,33 +31,23 @@ from vllm.config import set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
-from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 
 from vllm_neuron import envs
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.compile.graph import capture
 from vllm_neuron.errors import CaptureError
-from vllm_neuron.lowering.module import LoweredModule
 from vllm_neuron.lowering.native import lower
 from vllm_neuron.runtime.cpu import usable_cores
 from vllm_neuron.serve.accelerator import without_accelerator
 from vllm_neuron.serve.buckets import Bucket
+from vllm_neuron.serve.groups import init_groups
 from vllm_neuron.serve.kv import planned_blocks
 from vllm_neuron.serve.step import STEP_INPUTS, StepModel, step_inputs
+from vllm_neuron.serve.trace_cache import TracedGraph
 
 logger = logging.getLogger("vllm.neuron.tracing")
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-
-@dataclass(frozen=True)
-class TracedGraph:
-    """One bucket, captured and lowered. ``input_names`` says, by position, what each input of the module is."""
-
-    bucket: Bucket
-    module: LoweredModule
-    input_names: tuple[str, ...]
-    seconds: float
 
 
 def trace(vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None = None) -> Iterator[TracedGraph]:
@@ -69,11 +58,12 @@ def trace(vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None = 
     """
     workers = min(envs.TRACE_WORKERS.get(), usable_cores(), len(buckets))
     if envs.DISABLE_PARALLEL_TRACE.get() or multiprocessing.current_process().daemon:
-        return _trace_here(vllm_config, buckets, num_blocks)
+        return trace_here(vllm_config, buckets, num_blocks)
     return _trace_in_workers(vllm_config, buckets, num_blocks, workers)
 
 
-def _trace_here(vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None) -> Iterator[TracedGraph]:
+def trace_here(vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None = None) -> Iterator[TracedGraph]:
+    """As :func:`trace`, in this process, one after the other."""
     tracer = Tracer(vllm_config, num_blocks)
     for bucket in buckets:
         yield tracer.trace(bucket)
@@ -150,15 +140,16 @@ class Tracer:
     def trace(self, bucket: Bucket) -> TracedGraph:
         """Capture and lower one bucket."""
         start = time.monotonic()
-        specs = {f"inputs.{name}": spec for name, spec in step_inputs(bucket, self.step_model.block_size).items()}
-        specs |= self._kv
+        step = {f"inputs.{name}": spec for name, spec in step_inputs(bucket, self.step_model.block_size).items()}
+        specs = step | self._kv
         specs |= {f"weights.{name}": _spec(tensor) for name, tensor in self._weights.items()}
         with _configured(self._config), self.step_model.context():
             graph = capture(self._forward, specs, self._kv, self._mode)
         module = lower(graph)
         seconds = time.monotonic() - start
         logger.info("Captured %s in %.1f s", bucket.name, seconds)
-        return TracedGraph(bucket, module, graph.input_names, seconds)
+        unread = {name: spec for name, spec in specs.items() if name not in graph.input_names and name not in step}
+        return TracedGraph(bucket, module, graph.input_names, seconds, unread)
 
     def _forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         weights = {f"model.{name}": inputs[f"weights.{name}"] for name in self._weights}
@@ -230,5 +221,5 @@ def _model_parallel_state(vllm_config: Any) -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="vllm_neuron_") as folder, _configured(vllm_config):
-        init_worker_distributed_environment(vllm_config, 0, f"file://{Path(folder, 'group')}", 0, "gloo")
+        init_groups(vllm_config, 0, f"file://{Path(folder, 'group')}", 0)
         yield
