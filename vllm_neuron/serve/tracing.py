@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import functools
 import logging
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ import signal
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -66,7 +67,12 @@ def trace_here(vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | No
     """As :func:`trace`, in this process, one after the other."""
     tracer = Tracer(vllm_config, num_blocks)
     for bucket in buckets:
-        yield tracer.trace(bucket)
+        yield _told(tracer.trace(bucket))
+
+
+def _told(graph: TracedGraph) -> TracedGraph:
+    logger.info("Captured %s in %.1f s", graph.bucket.name, graph.seconds)
+    return graph
 
 
 def _trace_in_workers(
@@ -87,24 +93,28 @@ def _results(pool: ProcessPoolExecutor, futures: Sequence[Any], buckets: Sequenc
     try:
         for future, bucket in zip(futures, buckets, strict=True):
             try:
-                yield future.result()
+                graph = future.result()
             except BrokenProcessPool:
                 raise CaptureError(
                     f"a capture worker died while {bucket.name} was being captured; was it killed for memory? "
                     f"Set {envs.TRACE_WORKERS.name}=1, or {envs.DISABLE_PARALLEL_TRACE.name}=1, and try again"
                 ) from None
+            yield _told(graph)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-_worker_tracer: Tracer | None = None
+_worker_tracer: Callable[[], Tracer] | None = None
 
 
 def _start_worker(vllm_config: Any, num_blocks: int | None, parent: int) -> None:
     global _worker_tracer
     _die_with(parent)
     torch.set_num_threads(1)
-    _worker_tracer = Tracer(vllm_config, num_blocks)
+    # What vLLM says of building a model says little of one without values, and once for every worker.
+    logging.getLogger("vllm").setLevel(logging.WARNING)
+    # Built with the first graph, because an error in here would only be known as a worker's death.
+    _worker_tracer = functools.cache(lambda: Tracer(vllm_config, num_blocks))
 
 
 def _die_with(parent: int) -> None:
@@ -116,7 +126,7 @@ def _die_with(parent: int) -> None:
 
 def _trace_in_worker(bucket: Bucket) -> TracedGraph:
     assert _worker_tracer is not None
-    return _worker_tracer.trace(bucket)
+    return _worker_tracer().trace(bucket)
 
 
 class Tracer:
@@ -147,7 +157,6 @@ class Tracer:
             graph = capture(self._forward, specs, self._kv, self._mode)
         module = lower(graph)
         seconds = time.monotonic() - start
-        logger.info("Captured %s in %.1f s", bucket.name, seconds)
         unread = {name: spec for name, spec in specs.items() if name not in graph.input_names and name not in step}
         return TracedGraph(bucket, module, graph.input_names, seconds, unread)
 
