@@ -34,6 +34,7 @@ class ScriptCompiler:
 
     name = "script"
     artifact_suffix = "bin"
+    formats = ("stablehlo", "hlo")
     memory_bytes = 1
     error_pattern = re.compile("error:")
     log_file = "own.log"

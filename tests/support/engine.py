@@ -17,7 +17,11 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MODES = {"eager": {"VLLM_NEURON_CPU_MODE": "1"}, "compiled": {}}
+MODES = {
+    "eager": {"VLLM_NEURON_CPU_MODE": "1"},
+    "compiled": {},
+    "compiled by the XLA route": {"VLLM_NEURON_BACKEND": "vllm_neuron"},
+}
 
 
 def run_cases(cases: list[dict[str, Any]], mode: str = "eager", timeout: float = 900) -> list[dict[str, Any]]:

@@ -49,7 +49,8 @@ class ArtifactKey(Key):
 
     Parts, each a string: ``module`` and ``abi`` are SHA-256 digests; ``module_format``, ``compiler``,
     ``compiler_version``, ``flags`` (a JSON list, in the order of the command line, where the last may win),
-    ``target``, ``level`` (``O2``) and ``format`` are values that a person can read.
+    ``target``, ``level`` (``O2``) and ``format`` are values that a person can read. Where the compiler is given the
+    module in another form, ``converted`` is a digest of that.
     """
 
 
@@ -58,9 +59,16 @@ class TraceKey(Key):
 
 
 def artifact_key(
-    module: ModuleIdentity, compiler: str, compiler_version: str, flags: Sequence[str], target: str, level: int
+    module: ModuleIdentity,
+    compiler: str,
+    compiler_version: str,
+    flags: Sequence[str],
+    target: str,
+    level: int,
+    *,
+    converted: ModuleIdentity | None = None,
 ) -> ArtifactKey:
-    """The key of what ``compiler`` makes of ``module``.
+    """The key of what ``compiler`` makes of ``module``, or of ``converted``, which was made from it.
 
     Left out on purpose, because the artifact does not depend on them: weights, names of parameters, paths, host,
     user, rank, and the sources of this package (an edit that matters changes the module's bytes).
@@ -76,6 +84,7 @@ def artifact_key(
             "target": target,
             "level": f"O{level}",
             "format": str(FORMAT_VERSION),
+            **({} if converted is None else {"converted": converted.sha256}),
         }
     )
 

@@ -21,11 +21,13 @@ from vllm_neuron.compile.admission import compile_slot, compile_workers
 from vllm_neuron.compilers.base import Compiler, compiler_for, run_compiler
 from vllm_neuron.errors import CacheError, CacheMissError
 from vllm_neuron.lowering.module import LoweredModule, ModuleIdentity
+from vllm_neuron.routes import Route, default_level, to_stablehlo
 from vllm_neuron.targets import Target, compile_target, lookup_targets
 
 logger = logging.getLogger("vllm.neuron.compile")
 
-DEFAULT_LEVEL = 2
+DEFAULT_LEVEL = default_level(Route.NATIVE)
+CONVERTED_FILE = "converted.mlir"
 
 
 class Source(StrEnum):
@@ -95,8 +97,10 @@ class Pipeline:
         """The key of ``module`` for ``target``, by default the one that a miss is compiled for."""
         target = target or self.compile_for
         compiler = compiler_for(target)
-        flags = compiler.flags(target, self.level, module)
-        return artifact_key(module, compiler.name, compiler.version(), flags, target.name, self.level)
+        converted = _converted(module, compiler)
+        flags = compiler.flags(target, self.level, converted or module)
+        version = compiler.version()
+        return artifact_key(module, compiler.name, version, flags, target.name, self.level, converted=converted)
 
     def lookup(self, module: ModuleIdentity) -> Resolution | None:
         """The best entry that a tier has, or None. Compiles nothing."""
@@ -152,14 +156,19 @@ class Pipeline:
 
     def _compile(self, module: LoweredModule, key: ArtifactKey, provenance: Mapping[str, Any]) -> Entry:
         compiler = compiler_for(self.compile_for)
-        flags = compiler.flags(self.compile_for, self.level, module)
+        converted = _converted(module, compiler)
+        flags = compiler.flags(self.compile_for, self.level, converted or module)
         graph = provenance.get("graph", "a graph of user code")
 
         def fill(folder: Path) -> None:
             (folder / module.file_name).write_bytes(module.data)
+            given = module.file_name
+            if converted is not None:
+                given = CONVERTED_FILE
+                (folder / given).write_bytes(converted.data)
             with compile_slot(self.cache.local.shared_folder("slots"), compile_workers(compiler.memory_bytes)):
                 logger.info("Compiling %s for %s (key %s)", graph, self.compile_for.name, key.digest)
-                report = run_compiler(compiler, folder, module.file_name, flags, artifact_name(compiler, key))
+                report = run_compiler(compiler, folder, given, flags, artifact_name(compiler, key))
             write_entry(
                 folder,
                 key=key,
@@ -171,6 +180,14 @@ class Pipeline:
             )
 
         return self.cache.local.build(key.digest, fill)
+
+
+def _converted(module: ModuleIdentity, compiler: Compiler) -> LoweredModule | None:
+    """The module in the form that the compiler takes; None where it takes the module as it is."""
+    if module.format in compiler.formats:
+        return None
+    assert isinstance(module, LoweredModule), "only modules of the native route are recalled without their bytes"
+    return to_stablehlo(module)
 
 
 def artifact_name(compiler: Compiler, key: ArtifactKey) -> str:

@@ -39,6 +39,7 @@ class Compiler(Protocol):
 
     name: str
     artifact_suffix: str
+    formats: Sequence[str]  # of modules (``LoweredModule.format``) that it takes
     memory_bytes: int  # host memory to reserve for one compile
     error_pattern: re.Pattern[str]  # the first log line that it matches names the cause of a failure
     log_file: str  # a log that the compiler writes into its working directory; "" for none

@@ -28,6 +28,7 @@ class IreeCompiler:
 
     name = "iree"
     artifact_suffix = "vmfb"
+    formats: Sequence[str] = ("stablehlo",)
     memory_bytes = 1 << 29  # measured: under 200 MB for 32 layers of 4096
     error_pattern = re.compile(r"\berror:|LLVM ERROR|PLEASE submit a bug report")
     log_file = ""

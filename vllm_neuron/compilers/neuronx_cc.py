@@ -41,6 +41,7 @@ class NeuronxCompiler:
 
     name = "neuronx-cc"
     artifact_suffix = "neff"
+    formats: Sequence[str] = ("stablehlo", "hlo")
     memory_bytes = 20 << 30
     error_pattern = re.compile(r"\[INTERNAL_ERROR\]|\bERROR\b|NCC_|\[F1\d\d\]|: error: ")
     log_file = "log-neuron-cc.txt"

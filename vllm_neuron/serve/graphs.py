@@ -19,6 +19,7 @@ from vllm_neuron.compile.pipeline import Pipeline, Source
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
 from vllm_neuron.errors import CacheError, CacheMissError, CaptureError, NeuronError
 from vllm_neuron.lowering import release
+from vllm_neuron.routes import Route
 from vllm_neuron.serve.buckets import Bucket, buckets_for
 from vllm_neuron.serve.provenance import compile_command, provenance
 from vllm_neuron.serve.trace_cache import TraceCache, TracedGraph, open_for_serving
@@ -47,15 +48,17 @@ class GraphSet:
     """Every bucket's graph, from manifest or capture to finished entry.
 
     Create it before threads, gloo or IREE exist in this process: capture workers are forked here. They, and the
-    compilers, work in the background until :meth:`wait`.
+    compilers, work in the background until :meth:`wait`. ``route`` and ``level`` are by default the route in force and
+    the configuration's optimization level; with a ``route``, every graph is captured.
     """
 
-    def __init__(self, vllm_config: Any) -> None:
+    def __init__(self, vllm_config: Any, route: Route | None = None, level: int | None = None) -> None:
         self._start = time.monotonic()
         self._config = vllm_config
-        self._pipeline = Pipeline.from_environment(int(vllm_config.optimization_level))
+        self._route = route
+        self._pipeline = Pipeline.from_environment(int(vllm_config.optimization_level) if level is None else level)
         self._buckets = {bucket.name: bucket for bucket in buckets_for(vllm_config)}
-        opened = open_for_serving(vllm_config, self._pipeline.cache)
+        opened = "the route is given" if route else open_for_serving(vllm_config, self._pipeline.cache)
         self._traces = opened if isinstance(opened, TraceCache) else None
         self._off_because = opened if isinstance(opened, str) else ""
         self._recalled = {} if self._traces is None else self._recall(self._traces)
@@ -135,7 +138,7 @@ class GraphSet:
             )
         from vllm_neuron.serve import tracing
 
-        return (tracing.trace_here if here else tracing.trace)(self._config, buckets)
+        return (tracing.trace_here if here else tracing.trace)(self._config, buckets, route=self._route)
 
     def _recalled_requests(self) -> Iterator[GraphRequest]:
         for name, found in self._recalled.items():

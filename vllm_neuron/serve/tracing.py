@@ -37,7 +37,7 @@ from vllm_neuron import envs
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.compile.graph import capture
 from vllm_neuron.errors import CaptureError
-from vllm_neuron.lowering.native import lower
+from vllm_neuron.routes import Route, current_route, lower
 from vllm_neuron.runtime.cpu import usable_cores
 from vllm_neuron.serve.accelerator import without_accelerator
 from vllm_neuron.serve.buckets import Bucket
@@ -51,21 +51,26 @@ logger = logging.getLogger("vllm.neuron.tracing")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def trace(vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None = None) -> Iterator[TracedGraph]:
+def trace(
+    vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None = None, route: Route | None = None
+) -> Iterator[TracedGraph]:
     """Capture and lower ``buckets``, in parallel where variables and cores allow; gives them in order, as they come.
 
     ``num_blocks`` is the size of the KV cache in blocks; by default what the target and the configuration give.
+    ``route`` lowers them; by default the one in force.
     Raises :class:`CaptureError` or :class:`UnsupportedOpError` where a graph can't be captured.
     """
     workers = min(envs.TRACE_WORKERS.get(), usable_cores(), len(buckets))
     if envs.DISABLE_PARALLEL_TRACE.get() or multiprocessing.current_process().daemon:
-        return trace_here(vllm_config, buckets, num_blocks)
-    return _trace_in_workers(vllm_config, buckets, num_blocks, workers)
+        return trace_here(vllm_config, buckets, num_blocks, route)
+    return _trace_in_workers(vllm_config, buckets, num_blocks, route, workers)
 
 
-def trace_here(vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None = None) -> Iterator[TracedGraph]:
+def trace_here(
+    vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None = None, route: Route | None = None
+) -> Iterator[TracedGraph]:
     """As :func:`trace`, in this process, one after the other."""
-    tracer = Tracer(vllm_config, num_blocks)
+    tracer = Tracer(vllm_config, num_blocks, route)
     for bucket in buckets:
         yield _told(tracer.trace(bucket))
 
@@ -76,13 +81,13 @@ def _told(graph: TracedGraph) -> TracedGraph:
 
 
 def _trace_in_workers(
-    vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None, workers: int
+    vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None, route: Route | None, workers: int
 ) -> Iterator[TracedGraph]:
     pool = ProcessPoolExecutor(
         workers,
         mp_context=multiprocessing.get_context("fork"),
         initializer=_start_worker,
-        initargs=(vllm_config, num_blocks, os.getpid()),
+        initargs=(vllm_config, num_blocks, route, os.getpid()),
     )
     # Submitting forks the workers, here and now: before the caller starts threads, gloo or IREE.
     futures = [pool.submit(_trace_in_worker, bucket) for bucket in buckets]
@@ -107,14 +112,14 @@ def _results(pool: ProcessPoolExecutor, futures: Sequence[Any], buckets: Sequenc
 _worker_tracer: Callable[[], Tracer] | None = None
 
 
-def _start_worker(vllm_config: Any, num_blocks: int | None, parent: int) -> None:
+def _start_worker(vllm_config: Any, num_blocks: int | None, route: Route | None, parent: int) -> None:
     global _worker_tracer
     _die_with(parent)
     torch.set_num_threads(1)
     # What vLLM says of building a model says little of one without values, and once for every worker.
     logging.getLogger("vllm").setLevel(logging.WARNING)
     # Built with the first graph, because an error in here would only be known as a worker's death.
-    _worker_tracer = functools.cache(lambda: Tracer(vllm_config, num_blocks))
+    _worker_tracer = functools.cache(lambda: Tracer(vllm_config, num_blocks, route))
 
 
 def _die_with(parent: int) -> None:
@@ -132,13 +137,12 @@ def _trace_in_worker(bucket: Bucket) -> TracedGraph:
 class Tracer:
     """A model without values, and the captures of its buckets."""
 
-    def __init__(self, vllm_config: Any, num_blocks: int | None = None) -> None:
+    def __init__(self, vllm_config: Any, num_blocks: int | None = None, route: Route | None = None) -> None:
         self._config = _private_copy(vllm_config)
+        self._route = route or current_route()
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         without_accelerator()
-        # What a worker's constructor sets: a job has no worker.
-        self._config.kernel_config.ir_op_priority.set_default()
-        ir.set_default_torch_wrap(self._config.compilation_config.ir_enable_torch_wrap)
+        set_ir_defaults(self._config)
         with _model_parallel_state(self._config), _configured(self._config):
             self.step_model = StepModel(_build(self._config, self._mode), self._config)
         self._weights = dict(self.step_model.named_weights())
@@ -155,7 +159,7 @@ class Tracer:
         specs |= {f"weights.{name}": _spec(tensor) for name, tensor in self._weights.items()}
         with _configured(self._config), self.step_model.context():
             graph = capture(self._forward, specs, self._kv, self._mode)
-        module = lower(graph)
+        module = lower(graph, self._route)
         seconds = time.monotonic() - start
         unread = {name: spec for name, spec in specs.items() if name not in graph.input_names and name not in step}
         return TracedGraph(bucket, module, graph.input_names, seconds, unread)
@@ -166,6 +170,12 @@ class Tracer:
         step = [inputs[f"inputs.{name}"] for name in STEP_INPUTS]
         logits: torch.Tensor = torch.func.functional_call(self.step_model, weights, (*step, *caches))
         return logits
+
+
+def set_ir_defaults(vllm_config: Any) -> None:
+    """What the constructor of vLLM's worker sets: a job has no worker."""
+    vllm_config.kernel_config.ir_op_priority.set_default()
+    ir.set_default_torch_wrap(vllm_config.compilation_config.ir_enable_torch_wrap)
 
 
 def kv_inputs(step: StepModel, num_blocks: int) -> dict[str, TensorSpec]:
