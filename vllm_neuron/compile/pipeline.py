@@ -17,8 +17,8 @@ from vllm_neuron import envs
 from vllm_neuron.cache.entry import Entry, write_entry
 from vllm_neuron.cache.key import ArtifactKey, artifact_key
 from vllm_neuron.cache.tiers import TieredCache
-from vllm_neuron.compile.admission import compile_slot, compile_workers
-from vllm_neuron.compilers.base import Compiler, compiler_for, run_compiler
+from vllm_neuron.compile.attempt import Work, compile_admitted
+from vllm_neuron.compilers.base import Compiler, compiler_for
 from vllm_neuron.errors import CacheError, CacheMissError
 from vllm_neuron.lowering.module import LoweredModule
 from vllm_neuron.targets import Target, compile_target, lookup_targets
@@ -63,7 +63,8 @@ class Resolution:
 class Pipeline:
     """Resolves modules to entries for one route, level and list of targets.
 
-    ``targets`` are looked up in order; a miss of all is compiled for ``compile_for``.
+    ``targets`` are looked up in order; a miss of all is compiled for ``compile_for``. ``compiler_args`` are given to
+    the compiler after our own flags, and are part of the key; they are in canonical form.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Pipeline:
         *,
         strict: bool = False,
         publish: Publish = Publish.NONE,
+        compiler_args: Sequence[str] = (),
     ) -> None:
         self.cache = cache
         self.compile_for = compile_for
@@ -82,20 +84,28 @@ class Pipeline:
         self.level = level
         self.strict = strict
         self.publish = publish
+        self.compiler_args = tuple(compiler_args)
 
     @classmethod
-    def from_environment(cls, level: int = DEFAULT_LEVEL) -> Pipeline:
+    def from_environment(cls, level: int = DEFAULT_LEVEL, compiler_args: Sequence[str] = ()) -> Pipeline:
         """The pipeline that the variables describe. Raises :class:`ConfigError` where they contradict one another."""
         strict = envs.strict()
         publish = Publish.NONE if strict else Publish.BEST_EFFORT
         cache = TieredCache.from_environment()
-        return cls(cache, compile_target(), lookup_targets(), level, strict=strict, publish=publish)
+        return cls(
+            cache, compile_target(), lookup_targets(), level,
+            strict=strict, publish=publish, compiler_args=compiler_args,
+        )  # fmt: skip
+
+    def check_keys(self) -> None:
+        """Raises :class:`CompileError` where no key can be made here: it has the compiler's version. Before capture."""
+        compiler_for(self.compile_for).version()
 
     def key(self, module: LoweredModule, target: Target | None = None) -> ArtifactKey:
         """The key of ``module`` for ``target``, by default the one that a miss is compiled for."""
         target = target or self.compile_for
         compiler = compiler_for(target)
-        flags = compiler.flags(target, self.level, module)
+        flags = self._flags(target, module)
         return artifact_key(module, compiler.name, compiler.version(), flags, target.name, self.level)
 
     def lookup(self, module: LoweredModule) -> Resolution | None:
@@ -145,16 +155,19 @@ class Pipeline:
                 logger.warning("%s was compiled, but not published: %s", resolution.key.digest, error)
         return False
 
+    def _flags(self, target: Target, module: LoweredModule) -> tuple[str, ...]:
+        return (*compiler_for(target).flags(target, self.level, module), *self.compiler_args)
+
     def _compile(self, module: LoweredModule, key: ArtifactKey, provenance: Mapping[str, Any]) -> Entry:
         compiler = compiler_for(self.compile_for)
-        flags = compiler.flags(self.compile_for, self.level, module)
         graph = provenance.get("graph", "a graph of user code")
+        about = f"{graph} for {self.compile_for.name} (key {key.digest})"
+        flags = self._flags(self.compile_for, module)
+        work = Work(key.digest, module.file_name, artifact_name(compiler, key), flags, about)
 
         def fill(folder: Path) -> None:
             (folder / module.file_name).write_bytes(module.data)
-            with compile_slot(self.cache.local.shared_folder("slots"), compile_workers(compiler.memory_bytes)):
-                logger.info("Compiling %s for %s (key %s)", graph, self.compile_for.name, key.digest)
-                report = run_compiler(compiler, folder, module.file_name, flags, artifact_name(compiler, key))
+            report = compile_admitted(self.cache.local, compiler, work, folder)
             write_entry(
                 folder,
                 key=key,

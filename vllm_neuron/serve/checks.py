@@ -11,7 +11,7 @@ from typing import Any
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError
 from vllm_neuron.routes import Route, current_route
-from vllm_neuron.serve.buckets import buckets_for
+from vllm_neuron.serve.buckets import buckets_for, compiler_arguments
 from vllm_neuron.targets import compile_target
 
 logger = logging.getLogger("vllm.neuron.checks")
@@ -63,9 +63,12 @@ IGNORED: tuple[tuple[str, Test], ...] = (
 
 def check(vllm_config: Any) -> None:
     """Raises ``ConfigError`` for the first thing that can't be served. A configuration without a model passes."""
-    compile_target()
+    target = compile_target()
     if vllm_config.model_config is None:
         return
+    if compiler_arguments(vllm_config.additional_config) and target.compiler != "neuronx-cc":
+        raise ConfigError(f"compiler_args are for neuronx-cc, and {target.name} is compiled by {target.compiler}: "
+                          "drop them from neuron_config")  # fmt: skip
     for feature, asked, advice in REFUSED:
         if asked(vllm_config):
             raise refusal(feature, advice)

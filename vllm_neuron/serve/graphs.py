@@ -16,7 +16,7 @@ from vllm_neuron.compile.misses import Miss, miss_error
 from vllm_neuron.compile.pipeline import Pipeline, Source
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
 from vllm_neuron.errors import CacheMissError, NeuronError
-from vllm_neuron.serve.buckets import Bucket, buckets_for
+from vllm_neuron.serve.buckets import Bucket, buckets_for, compiler_arguments
 from vllm_neuron.serve.provenance import compile_command, provenance
 from vllm_neuron.serve.tracing import TracedGraph, trace
 from vllm_neuron.targets import better_target
@@ -42,7 +42,9 @@ class GraphSet:
 
     def __init__(self, vllm_config: Any, num_blocks: int | None = None) -> None:
         self._config = vllm_config
-        self._pipeline = Pipeline.from_environment(int(vllm_config.optimization_level))
+        arguments = compiler_arguments(vllm_config.additional_config)
+        self._pipeline = Pipeline.from_environment(int(vllm_config.optimization_level), arguments)
+        self._pipeline.check_keys()
         self._buckets = buckets_for(vllm_config)
         self._traced: dict[str, TracedGraph] = {}
         self._outcomes: list[GraphOutcome] = []
