@@ -28,22 +28,25 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 VARIABLE = "NEURONX_CC_DOUBLE"
 
 
-def next_behaviour(argv: Sequence[str], children: Sequence[int]) -> str:
-    """This compile's line of the script, ``works`` without one. Leaves the file about the compile."""
+def next_behaviour(argv: Sequence[str]) -> tuple[str, Callable[[Sequence[int]], None]]:
+    """This compile's line of the script, ``works`` without one, and what notes the process ids of its children."""
     script = Path(os.environ.get(VARIABLE) or os.devnull)
     lines = [line.strip() for line in script.read_text().splitlines() if line.strip()] or ["works"]
     if script == Path(os.devnull):
-        return lines[0]
-    number = _record(
-        calls_folder(script), {"argv": list(argv), "cwd": str(Path.cwd()), "pids": [os.getpid(), *children]}
-    )
-    return lines[min(number, len(lines) - 1)]
+        return lines[0], lambda _: None
+    call = {"argv": list(argv), "cwd": str(Path.cwd()), "pids": [os.getpid()]}
+    file = _record(calls_folder(script), call)
+
+    def note(children: Sequence[int]) -> None:
+        file.write_text(json.dumps({**call, "pids": [os.getpid(), *children]}))
+
+    return lines[min(int(file.stem), len(lines) - 1)], note
 
 
 def calls_folder(script: Path) -> Path:
@@ -51,14 +54,15 @@ def calls_folder(script: Path) -> Path:
     return script.with_name(f"{script.name}.calls")
 
 
-def _record(folder: Path, call: dict[str, object]) -> int:
+def _record(folder: Path, call: dict[str, object]) -> Path:
     folder.mkdir(exist_ok=True)
     number = 0
     while True:
+        path = folder / f"{number}.json"
         try:
-            with (folder / f"{number}.json").open("x") as file:
+            with path.open("x") as file:
                 json.dump(call, file)
-            return number
+            return path
         except FileExistsError:
             number += 1
 

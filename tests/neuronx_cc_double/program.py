@@ -28,8 +28,7 @@ def main(argv: Sequence[str], version: str) -> None:
 
 
 def _compile(argv: Sequence[str], version: str) -> None:
-    children = [_child() for _ in range(_CHILDREN)]
-    behaviour = behaviours.next_behaviour(argv, children)
+    behaviour, note = behaviours.next_behaviour(argv)
     known = behaviour.removeprefix("targets ").split(",") if behaviour.startswith("targets ") else arguments.TARGETS
     given = arguments.parse(argv, known)
     _leave_scratch(given.logfile, behaviour)
@@ -39,6 +38,8 @@ def _compile(argv: Sequence[str], version: str) -> None:
         modules.check(given.module)
     except modules.MalformedModuleError as error:
         behaviours.fail(f"ERROR: {given.module.name} can't be parsed: {error}")
+    children = [_child() for _ in range(_CHILDREN)]
+    note(children)
     behaviours.play(behaviour)
     files = {
         "TEST_DOUBLE": b"Made by a test double of neuronx-cc: it runs nowhere.\n",

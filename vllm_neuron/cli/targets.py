@@ -27,15 +27,15 @@ def show_targets(as_json: bool = typer.Option(False, "--json", help="Print JSON.
         return
     console = Console(highlight=False)
     console.print(_table(targets, aliases))
-    console.print(f"{_LEGEND}\n")
+    console.print(_LEGEND)
     for title, lines in (
         ("Other names", {alias: target.name.replace("+", " +") for alias, target in aliases.items()}),
         ("What a processor must have", _features(targets)),
         ("Compilers", {target.compiler: _version_or_reason(target) for target in targets}),
     ):
-        console.print(f"{title}:")
+        console.print(f"\n{title}:")
         console.print(_list(lines))
-    console.print(f"Target in force: {compile_target().name}")
+    console.print(f"\nTarget in force: {compile_target().name}")
 
 
 def _aliases() -> dict[str, Target]:
@@ -97,11 +97,11 @@ def _features(targets: list[Target]) -> dict[str, str]:
 
 
 def _list(lines: dict[str, str]) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 2))
+    grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for name, text in lines.items():
-        grid.add_row(name, text)
+        grid.add_row(f"  {name}", text)
     return grid
 
 

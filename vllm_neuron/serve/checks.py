@@ -66,6 +66,9 @@ def check(vllm_config: Any) -> None:
     target = compile_target()
     if vllm_config.model_config is None:
         return
+    if target.kind != "cpu" and not (envs.CPU_MODE.get() or envs.CPU_COMPILE.get()):
+        raise ConfigError(f"this package runs artifacts for CPU targets only, not for {target.name}: set "
+                          f"{envs.CPU_COMPILE.name}=1 to compile for it, or {envs.TARGET_OVERRIDE.name}=cpu")  # fmt: skip
     if compiler_arguments(vllm_config.additional_config) and target.compiler != "neuronx-cc":
         raise ConfigError(f"compiler_args are for neuronx-cc, and {target.name} is compiled by {target.compiler}: "
                           "drop them from neuron_config")  # fmt: skip
