@@ -74,12 +74,12 @@ def test_one_graph_that_fails_does_not_stop_the_others(site: Site) -> None:
     assert [line["source"] for line in report["graphs"]] == ["failed", "failed", "compiled"]
     keys = [line["key"] for line in report["graphs"]]
     assert failures == set(keys[:2])
-    for graph, key, says in zip(GRAPHS, keys, ("[NCC_EOOM002] HBM usage is 30.5 GB. The graph does not", "[NCC_INAS001]"),
-                                strict=False):  # fmt: skip
-        text = " ".join(done.stdout.split())
-        assert f"{graph}: neuronx-cc failed with exit code 70. First error: " in text
-        assert says in text
-        assert (site.cache / ".failures" / key / "graph.mlir").exists() is False  # trimmed by the second run
+    text = " ".join(done.stdout.split())
+    for graph, says in zip(
+        GRAPHS, ("[NCC_EOOM002] HBM usage is 30.5 GB. The graph does not", "[NCC_INAS001]"), strict=False
+    ):
+        message = text.split(f"{graph}: neuronx-cc failed with exit code 70. First error: ")[1]
+        assert says in message.split(" Log: ")[0]
     assert not [pid for call in site.calls() for pid in call["pids"] if psutil.pid_exists(pid)]
 
 
@@ -106,8 +106,9 @@ def test_every_bucket_is_an_entry_on_both_tiers(site: Site) -> None:
                 f"--auto-cast=none --lnc 2 -O2 --output graph_{local.name}.neff --logfile log-neuron-cc.txt\n"
             )
             metadata = json.loads((entry / "metadata.json").read_text())
-            assert (metadata["compiler"], metadata["compiler_version"]) == ("neuronx-cc", VERSION)
-            assert (metadata["target"], metadata["provenance"]["graph"]) == ("trn2", graph)
+            parts = metadata["key_parts"]
+            assert (parts["compiler"], parts["compiler_version"], parts["target"]) == ("neuronx-cc", VERSION, "trn2")
+            assert metadata["provenance"]["graph"] == graph
             assert (entry / ".compilation_complete").exists()
 
 
@@ -120,16 +121,10 @@ def test_the_blocks_follow_from_the_target_and_not_from_this_machine(site: Site)
     blocks = int(24 * GiB * 0.8 * 0.3) // per_block
     for entry in site.entries().values():
         inputs = json.loads((entry / "metadata.json").read_text())["abi"]["inputs"]
-        caches = [spec for spec in inputs if blocks in _shape(spec) or blocks * 16 in _shape(spec)]
-        assert len(caches) == 4
+        assert inputs.count(["float32", [blocks * 16, 2, 32]]) == 4
 
 
-def _shape(spec: Any) -> list[int]:
-    found: list[int] = spec["shape"]
-    return found
-
-
-@pytest.mark.parametrize("command", ["compile", "plan", "serve"])
+@pytest.mark.parametrize("command", ["compile", "plan", pytest.param("serve", marks=pytest.mark.slow)])
 def test_without_the_compiler(site: Site, tmp_path: Path, command: str) -> None:
     """Told before anything is captured, and nothing is left behind."""
     variables: dict[str, object] = {"PATH": "", "VLLM_CACHE_ROOT": tmp_path / "cache"}
@@ -148,6 +143,7 @@ def test_without_the_compiler(site: Site, tmp_path: Path, command: str) -> None:
     assert not (tmp_path / "cache" / "neuron").exists()
 
 
+@pytest.mark.slow
 def test_arguments_of_the_users_are_in_the_command_and_in_the_key(site: Site, tmp_path: Path) -> None:
     config = {"neuron_config": {"compiler_args": "--verbose info --auto-cast-type=bf16"}}
     report = tmp_path / "report.json"
