@@ -246,6 +246,7 @@ COMPILATION_TIMEOUT = Variable(
     "How long a process waits, without a sign of life, for the one that compiles what it needs.",
     ("VLLM_NEURON_COMPILATION_TIMEOUT",),
 )  # fmt: skip
+COMPILER_TIMEOUT = Variable("VLLM_NEURON_COMPILER_TIMEOUT", SECONDS, 14400.0, "Longest time that one compiler may run.")
 COMPILE_WORKERS = Variable(
     "NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS", COUNT, 8,
     "Most compilers that run at once. The cores and the memory of the machine may allow fewer.",

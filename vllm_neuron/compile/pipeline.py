@@ -17,8 +17,8 @@ from vllm_neuron import envs
 from vllm_neuron.cache.entry import Entry, write_entry
 from vllm_neuron.cache.key import ArtifactKey, artifact_key
 from vllm_neuron.cache.tiers import TieredCache
-from vllm_neuron.compile.admission import compile_slot, compile_workers
-from vllm_neuron.compilers.base import Compiler, compiler_for, run_compiler
+from vllm_neuron.compile.attempt import Work, compile_admitted
+from vllm_neuron.compilers.base import Compiler, compiler_for
 from vllm_neuron.errors import CacheError, CacheMissError
 from vllm_neuron.lowering.module import LoweredModule, ModuleIdentity
 from vllm_neuron.routes import Route, default_level, to_stablehlo
@@ -65,7 +65,8 @@ class Resolution:
 class Pipeline:
     """Resolves modules to entries for one route, level and list of targets.
 
-    ``targets`` are looked up in order; a miss of all is compiled for ``compile_for``.
+    ``targets`` are looked up in order; a miss of all is compiled for ``compile_for``. ``compiler_args`` are given to
+    the compiler after our own flags, and are part of the key; they are in canonical form.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Pipeline:
         *,
         strict: bool = False,
         publish: Publish = Publish.NONE,
+        compiler_args: Sequence[str] = (),
     ) -> None:
         self.cache = cache
         self.compile_for = compile_for
@@ -84,21 +86,29 @@ class Pipeline:
         self.level = level
         self.strict = strict
         self.publish = publish
+        self.compiler_args = tuple(compiler_args)
 
     @classmethod
-    def from_environment(cls, level: int = DEFAULT_LEVEL) -> Pipeline:
+    def from_environment(cls, level: int = DEFAULT_LEVEL, compiler_args: Sequence[str] = ()) -> Pipeline:
         """The pipeline that the variables describe. Raises :class:`ConfigError` where they contradict one another."""
         strict = envs.strict()
         publish = Publish.NONE if strict else Publish.BEST_EFFORT
         cache = TieredCache.from_environment()
-        return cls(cache, compile_target(), lookup_targets(), level, strict=strict, publish=publish)
+        return cls(
+            cache, compile_target(), lookup_targets(), level,
+            strict=strict, publish=publish, compiler_args=compiler_args,
+        )  # fmt: skip
+
+    def check_keys(self) -> None:
+        """Raises :class:`CompileError` where no key can be made here: it has the compiler's version. Before capture."""
+        compiler_for(self.compile_for).version()
 
     def key(self, module: ModuleIdentity, target: Target | None = None) -> ArtifactKey:
         """The key of ``module`` for ``target``, by default the one that a miss is compiled for."""
         target = target or self.compile_for
         compiler = compiler_for(target)
         converted = _converted(module, compiler)
-        flags = compiler.flags(target, self.level, converted or module)
+        flags = self._flags(target, converted or module)
         version = compiler.version()
         return artifact_key(module, compiler.name, version, flags, target.name, self.level, converted=converted)
 
@@ -154,21 +164,23 @@ class Pipeline:
                 logger.warning("%s was compiled, but not published: %s", resolution.key.digest, error)
         return False
 
+    def _flags(self, target: Target, module: ModuleIdentity) -> tuple[str, ...]:
+        return (*compiler_for(target).flags(target, self.level, module), *self.compiler_args)
+
     def _compile(self, module: LoweredModule, key: ArtifactKey, provenance: Mapping[str, Any]) -> Entry:
         compiler = compiler_for(self.compile_for)
         converted = _converted(module, compiler)
-        flags = compiler.flags(self.compile_for, self.level, converted or module)
         graph = provenance.get("graph", "a graph of user code")
+        about = f"{graph} for {self.compile_for.name} (key {key.digest})"
+        flags = self._flags(self.compile_for, converted or module)
+        given = module.file_name if converted is None else CONVERTED_FILE
+        work = Work(key.digest, given, artifact_name(compiler, key), flags, about)
 
         def fill(folder: Path) -> None:
             (folder / module.file_name).write_bytes(module.data)
-            given = module.file_name
             if converted is not None:
-                given = CONVERTED_FILE
                 (folder / given).write_bytes(converted.data)
-            with compile_slot(self.cache.local.shared_folder("slots"), compile_workers(compiler.memory_bytes)):
-                logger.info("Compiling %s for %s (key %s)", graph, self.compile_for.name, key.digest)
-                report = run_compiler(compiler, folder, given, flags, artifact_name(compiler, key))
+            report = compile_admitted(self.cache.local, compiler, work, folder)
             write_entry(
                 folder,
                 key=key,

@@ -31,6 +31,7 @@ class IreeCompiler:
     formats: Sequence[str] = ("stablehlo",)
     memory_bytes = 1 << 29  # measured: under 200 MB for 32 layers of 4096
     error_pattern = re.compile(r"\berror:|LLVM ERROR|PLEASE submit a bug report")
+    memory_pattern = re.compile("LLVM ERROR: out of memory")
     log_file = ""
 
     def version(self) -> str:

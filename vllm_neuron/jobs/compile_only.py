@@ -12,9 +12,10 @@ from vllm_neuron import envs
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compile.pipeline import Pipeline, Publish
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
+from vllm_neuron.compilers.base import check_compiler
 from vllm_neuron.errors import CacheError, CacheMissError
 from vllm_neuron.jobs.report import GraphLine, JobReport
-from vllm_neuron.serve.buckets import Bucket, buckets_for
+from vllm_neuron.serve.buckets import Bucket, buckets_for, compiler_arguments
 from vllm_neuron.serve.provenance import provenance
 from vllm_neuron.serve.trace_cache import TraceCache, TracedGraph, open_for_compiling
 from vllm_neuron.serve.tracing import trace
@@ -30,13 +31,17 @@ def compile_model(vllm_config: Any, on_line: OnLine | None = None) -> JobReport:
 
     Their manifests are stored and published with them, so that production need not capture. In strict mode nothing is
     compiled or published: the report says what is missing. ``on_line`` is called as graphs finish, with the line, how
-    many are done and how many there are. Raises :class:`CaptureError` or :class:`UnsupportedOpError` where a graph
+    many are done and how many there are. Raises :class:`CompileError` where the compiler is missing, before anything
+    is captured, and :class:`CaptureError` or :class:`UnsupportedOpError` where a graph
     can't be captured; what the compiler or a tier refuses is in the report.
     """
     start = time.monotonic()
     target = compile_target()
     buckets = buckets_for(vllm_config)
-    pipeline = _pipeline(target, int(vllm_config.optimization_level))
+    pipeline = _pipeline(vllm_config, target)
+    if not pipeline.strict:
+        check_compiler(target)
+    pipeline.check_keys()
     report = JobReport(vllm_config.model_config.model, tiers=pipeline.cache.describe())
     logger.info("Compiling %d graphs of %s for %s", len(buckets), report.model, target.name)
     traces = None if pipeline.strict else open_for_compiling(vllm_config, pipeline.cache)
@@ -58,10 +63,17 @@ def compile_model(vllm_config: Any, on_line: OnLine | None = None) -> JobReport:
     return report
 
 
-def _pipeline(target: Target, level: int) -> Pipeline:
+def _pipeline(vllm_config: Any, target: Target) -> Pipeline:
     strict = envs.strict()
-    publish = Publish.NONE if strict else Publish.REQUIRED
-    return Pipeline(TieredCache.from_environment(), target, [target], level, strict=strict, publish=publish)
+    return Pipeline(
+        TieredCache.from_environment(),
+        target,
+        [target],
+        int(vllm_config.optimization_level),
+        strict=strict,
+        publish=Publish.NONE if strict else Publish.REQUIRED,
+        compiler_args=compiler_arguments(vllm_config.additional_config),
+    )
 
 
 def _requests(vllm_config: Any, buckets: list[Bucket], traced: dict[str, TracedGraph]) -> Iterator[GraphRequest]:

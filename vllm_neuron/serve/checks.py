@@ -10,7 +10,7 @@ from typing import Any
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError
 from vllm_neuron.routes import check_available, current_route
-from vllm_neuron.serve.buckets import buckets_for
+from vllm_neuron.serve.buckets import buckets_for, compiler_arguments
 from vllm_neuron.targets import compile_target
 
 logger = logging.getLogger("vllm.neuron.checks")
@@ -62,9 +62,17 @@ IGNORED: tuple[tuple[str, Test], ...] = (
 
 def check(vllm_config: Any) -> None:
     """Raises ``ConfigError`` for the first thing that can't be served. A configuration without a model passes."""
-    compile_target()
+    target = compile_target()
     if vllm_config.model_config is None:
         return
+    if target.kind != "cpu" and not (envs.CPU_MODE.get() or envs.CPU_COMPILE.get()):
+        raise ConfigError(
+            f"this package runs artifacts for CPU targets only, not for {target.name}: set "
+            f"{envs.CPU_COMPILE.name}=1 to compile for it, or {envs.TARGET_OVERRIDE.name}=cpu"
+        )
+    if compiler_arguments(vllm_config.additional_config) and target.compiler != "neuronx-cc":
+        raise ConfigError(f"compiler_args are for neuronx-cc, and {target.name} is compiled by {target.compiler}: "
+                          "drop them from neuron_config")  # fmt: skip
     for feature, asked, advice in REFUSED:
         if asked(vllm_config):
             raise refusal(feature, advice)

@@ -20,7 +20,7 @@ from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
 from vllm_neuron.errors import CacheError, CacheMissError, CaptureError, NeuronError
 from vllm_neuron.lowering import release
 from vllm_neuron.routes import Route
-from vllm_neuron.serve.buckets import Bucket, buckets_for
+from vllm_neuron.serve.buckets import Bucket, buckets_for, compiler_arguments
 from vllm_neuron.serve.provenance import compile_command, provenance
 from vllm_neuron.serve.trace_cache import TraceCache, TracedGraph, open_for_serving
 from vllm_neuron.targets import better_target
@@ -56,7 +56,9 @@ class GraphSet:
         self._start = time.monotonic()
         self._config = vllm_config
         self._route = route
-        self._pipeline = Pipeline.from_environment(int(vllm_config.optimization_level) if level is None else level)
+        level = int(vllm_config.optimization_level) if level is None else level
+        self._pipeline = Pipeline.from_environment(level, compiler_arguments(vllm_config.additional_config))
+        self._pipeline.check_keys()
         self._buckets = {bucket.name: bucket for bucket in buckets_for(vllm_config)}
         opened = "the route is given" if route else open_for_serving(vllm_config, self._pipeline.cache)
         self._traces = opened if isinstance(opened, TraceCache) else None
