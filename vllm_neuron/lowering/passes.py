@@ -19,14 +19,14 @@ _aten = torch.ops.aten
 _PRIMS_CONVERT = torch.ops.prims.convert_element_type.default
 
 
-def prepare(gm: GraphModule) -> GraphModule:
-    """A copy of ``gm``, ready for import: every index within its tensor, and nothing that torch-mlir gets wrong.
+def prepare(gm: GraphModule) -> Graph:
+    """A copy of ``gm``'s graph, ready for import: every index in range, and nothing that torch-mlir gets wrong.
 
-    Raises :class:`UnsupportedOpError` for random numbers and for writes through a mask that have no static form.
+    Its literals stay with ``gm``. Raises :class:`UnsupportedOpError` for random numbers and for writes through a mask
+    that have no static form.
     """
-    graph = Graph()
+    graph = Graph(owning_module=gm)
     graph.output(graph.graph_copy(gm.graph, {}))
-    copy = GraphModule(gm, graph)
     for node in list(graph.nodes):
         if node.op == "call_function":
             _refuse_random(node)
@@ -36,7 +36,7 @@ def prepare(gm: GraphModule) -> GraphModule:
                 _REPLACEMENTS[node.target](graph, node)
     guard_indices(graph)
     _repeat_literals(graph)
-    return copy
+    return graph
 
 
 def _repeat_literals(graph: Graph) -> None:
