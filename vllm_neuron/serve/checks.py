@@ -67,8 +67,10 @@ def check(vllm_config: Any) -> None:
     if vllm_config.model_config is None:
         return
     if target.kind != "cpu" and not (envs.CPU_MODE.get() or envs.CPU_COMPILE.get()):
-        raise ConfigError(f"this package runs artifacts for CPU targets only, not for {target.name}: set "
-                          f"{envs.CPU_COMPILE.name}=1 to compile for it, or {envs.TARGET_OVERRIDE.name}=cpu")  # fmt: skip
+        raise ConfigError(
+            f"this package runs artifacts for CPU targets only, not for {target.name}: set {envs.CPU_COMPILE.name}=1 "
+            f"to compile for it, or {envs.TARGET_OVERRIDE.name}=cpu"
+        )
     if compiler_arguments(vllm_config.additional_config) and target.compiler != "neuronx-cc":
         raise ConfigError(f"compiler_args are for neuronx-cc, and {target.name} is compiled by {target.compiler}: "
                           "drop them from neuron_config")  # fmt: skip
