@@ -64,6 +64,6 @@ def _child() -> int:
 
 def _leave_scratch(log: Path, behaviour: str) -> None:
     log.write_text(f"2026-01-01T00:00:00Z INFO 1 [root]: test double, to play: {behaviour}\n")
-    Path("sg00").mkdir()
+    Path("sg00").mkdir(exist_ok=True)
     Path("sg00", "penguin.py").write_text("# scratch\n")
     Path("global_metric_store.json").write_text("{}\n")
