@@ -136,7 +136,6 @@ def unchanged_cases(model: Path, folder: Path) -> dict[str, dict[str, Any]]:
         ),
         "seed, names and sampling": case(model, seed=7, served_model_name="other", max_logprobs=3),
         "a tokenizer": case(model, tokenizer=str(edited(model, folder / "tokenizer"))),
-        "level": case(model, optimization_level=1),
         "copied sources": case(model, vllm_with(folder / "same-vllm", "") | own_with(folder / "same-own", "")),
     }
 
@@ -171,7 +170,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 
 UNCHANGED = (
     "nothing", "path", "home, logging and wait", "the job's own variables", "seed, names and sampling", "a tokenizer",
-    "level", "copied sources",
+    "copied sources",
 )  # fmt: skip
 
 
