@@ -17,6 +17,7 @@ from test_local import names, open_up
 
 from vllm_neuron.cache.entry import EntryState, examine
 from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.lock import LockState
 from vllm_neuron.cache.remote import FolderRemote
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheError
@@ -225,3 +226,11 @@ def test_private_folder_goes_with_its_process(tmp_path: Path, actor: Start) -> N
     last.tell()
     last.process.wait()
     assert names(tmp_path) == []
+
+
+def test_a_folder_that_can_not_even_be_made(caplog: pytest.LogCaptureFixture) -> None:
+    """As on a read-only root: nothing of the path is there, and nothing can be."""
+    tier = LocalTier(Path("/sys/no/such/folder"))
+    with tier.lock(KEY) as state:
+        assert state is LockState.UNAVAILABLE
+    assert "can't be written to" in caplog.text

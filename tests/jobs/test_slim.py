@@ -25,10 +25,10 @@ pytestmark = [
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    """Beside the repository's caches, because /tmp is covered in the server's view."""
+    """Beside the repository's caches, with a folder ``tmp`` in it that is to stay writable."""
     folder = REPOSITORY / ".cache" / "slim-test"
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    (folder / "tmp").mkdir(parents=True)
     yield Site(folder)
     shutil.rmtree(folder)
 
@@ -43,13 +43,15 @@ def test_a_nameless_user_on_a_read_only_root_serves_strictly_from_the_remote_tie
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "OMP_NUM_THREADS": "1",
+        "TMPDIR": site.folder / "tmp",
     }
     settings = shlex.join(f"{name}={value}" for name, value in variables.items())
     # To read a private home folder that Python may lie in is all that is left of root's powers.
     user = f"setpriv --reuid {NAMELESS} --regid {NAMELESS} --clear-groups --inh-caps=-all,+dac_read_search"
     command = f"{user} --ambient-caps=+dac_read_search env -i {settings} {shlex.join([str(SLIM), '-c', SERVE])}"
     view = (
-        "mount -t tmpfs -o mode=1777 tmpfs /tmp && mount -o remount,bind,ro / && cd / && "
+        f"mount -t tmpfs -o mode=1777 tmpfs {shlex.quote(str(site.folder / 'tmp'))} && "
+        "mount -o remount,bind,ro / && cd / && "
         f"{command} {shlex.quote(str(site.model))}"
     )
     done = subprocess.run(

@@ -107,8 +107,9 @@ def refuses_writing(error: BaseException, folder: Path) -> bool:
         if isinstance(seen, OSError):
             if seen.errno in FULL:
                 return True
-            named = [name for name in (seen.filename, seen.filename2) if isinstance(name, str | os.PathLike)]
-            if seen.errno in FORBIDDEN and any(Path(name).is_relative_to(folder) for name in named):
+            named = [Path(name) for name in (seen.filename, seen.filename2) if isinstance(name, str | os.PathLike)]
+            # Above the folder: where it, or what lacks above it, was to be made.
+            if seen.errno in FORBIDDEN and any(p.is_relative_to(folder) or folder.is_relative_to(p) for p in named):
                 return True
         seen = seen.__cause__ or seen.__context__
     return folder.exists() and is_full(folder)

@@ -107,15 +107,6 @@ class GraphSet:
             "tiers": {name: counters.to_json() for name, counters in self._pipeline.cache.counters.items()},
         }
 
-    def compile_seconds(self) -> dict[str, float]:
-        """By bucket, what its compilation took in this start; 0 for one that was in a tier."""
-        return {
-            name: outcome.resolution.seconds
-            if outcome.resolution and outcome.resolution.source is Source.COMPILED
-            else 0.0
-            for name, outcome in self._outcomes.items()
-        }
-
     def _recall(self, traces: TraceCache) -> dict[str, FoundManifest]:
         buckets = list(self._buckets.values())
         found = traces.recall(buckets)

@@ -177,8 +177,6 @@ class NeuronWorker(WorkerBase):
 
     def _tell(self) -> None:
         graphs = {} if self._graphs is None else self._graphs.facts()
-        for bucket, seconds in ({} if self._graphs is None else self._graphs.compile_seconds()).items():
-            metrics.set_compilation_time(bucket, seconds)
         buckets = [bucket.name for bucket in buckets_for(self.vllm_config)]
         tell(self._clock.facts(self.vllm_config, buckets, graphs))
 
