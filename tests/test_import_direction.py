@@ -16,6 +16,7 @@ FLOORS = [
     ["__init__"],
     ["abi"],
     ["errors"],
+    ["parsers"],
     ["envs"],
     ["metrics"],
     ["lowering", "runtime"],

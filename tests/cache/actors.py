@@ -12,9 +12,9 @@ from pathlib import Path
 
 from entries import KEY, fill
 
+from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.local import LocalTier
 from vllm_neuron.cache.lock import KeyLock
-from vllm_neuron.cache.remote import FolderRemote
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import NeuronError
 

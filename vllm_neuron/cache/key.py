@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vllm_neuron.cache.digest import of_bytes as content_digest
+from vllm_neuron.errors import CacheError
+
 if TYPE_CHECKING:
     from vllm_neuron.abi import Abi
     from vllm_neuron.lowering.module import LoweredModule
@@ -27,9 +30,9 @@ _KEY = re.compile(rf"[0-9a-f]{{{_DIGITS}}}")
 class ArtifactKey:
     """``digest`` is the first 32 hexadecimal digits of a SHA-256 over ``parts``, in whatever order they are given.
 
-    Parts, each a string: ``module`` and ``abi`` are SHA-256 digests; ``module_format``, ``compiler``,
-    ``compiler_version``, ``flags`` (a JSON list, in the order of the command line, where the last may win),
-    ``target``, ``level`` (``O2``) and ``format`` are values that a person can read.
+    Parts, each a string: ``module`` and ``abi`` are digests; ``module_format``, ``compiler``, ``compiler_version``,
+    ``flags`` (a JSON list, in the order of the command line, where the last may win), ``target``, ``level`` (``O2``)
+    and ``format`` are values that a person can read.
     """
 
     digest: str
@@ -59,7 +62,7 @@ def artifact_key(
     """
     return ArtifactKey.from_parts(
         {
-            "module": sha256(module.data),
+            "module": content_digest(module.data),
             "module_format": module.format,
             "abi": abi_digest(module.abi),
             "compiler": compiler,
@@ -75,6 +78,13 @@ def artifact_key(
 def is_key(text: str) -> bool:
     """Whether ``text`` has the form of a key, and so is safe to use as a file name."""
     return _KEY.fullmatch(text) is not None
+
+
+def checked_key(text: str) -> str:
+    """``text``, if it has the form of a key. Raises ``CacheError``."""
+    if not is_key(text):
+        raise CacheError(f"{text!r} is not a key; a key is {_DIGITS} hexadecimal digits, in lower case")
+    return text
 
 
 def abi_digest(abi: Abi) -> str:

@@ -25,12 +25,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_neuron import envs
-from vllm_neuron.cache import folders, publish
-from vllm_neuron.cache.entry import Entry, EntryState, Examined, complete_keys, copy_entry, examine, read_entry
-from vllm_neuron.cache.key import is_key
+from vllm_neuron.cache import folders, publish, steps
+from vllm_neuron.cache.entry import Entry, EntryState, Examined, complete_keys, examine, read_entry
+from vllm_neuron.cache.key import checked_key
 from vllm_neuron.cache.lock import KeyLock, LockState
 from vllm_neuron.cache.metadata import COMPLETE_MARKER
 from vllm_neuron.cache.scratch import Scratch, sweep
+from vllm_neuron.cache.steps import Step
+from vllm_neuron.cache.transfer import copy_entry
 from vllm_neuron.errors import CacheError
 
 logger = logging.getLogger("vllm.neuron.cache")
@@ -65,7 +67,7 @@ class LocalTier:
 
     def lookup(self, key: str) -> Entry | None:
         """The whole entry of ``key``, or None. A damaged one goes to quarantine and counts as a miss."""
-        path = self.root / _checked(key)
+        path = self.root / checked_key(key)
         try:
             found = examine(path, key)
         except OSError as error:
@@ -95,11 +97,12 @@ class LocalTier:
     @contextmanager
     def staging(self, key: str) -> Iterator[Path]:
         """An empty folder to make the entry of ``key`` in, for ``publish``. Removed afterwards, or after our death."""
-        scratch = self._scratch(_checked(key))
+        scratch = self._scratch(checked_key(key))
         if scratch is None:
             with self._fallback().staging(key) as path:
                 yield path
             return
+        steps.reached(Step.STAGED)
         try:
             yield scratch.path
         finally:
@@ -112,9 +115,10 @@ class LocalTier:
         """
         if not staged.is_relative_to(self.root):
             return self._fallback().publish(staged, key)
-        target = self.root / _checked(key)
+        target = self.root / checked_key(key)
         try:
             folders.open_to_readers(staged, self.root)
+            steps.reached(Step.OPENED_TO_READERS)
             publish.place(staged, target, key, lambda found: self._quarantine(key, found))
             return read_entry(target, key)
         except OSError as error:
@@ -150,7 +154,7 @@ class LocalTier:
         once more inside, whatever the state.
         """
         states: dict[str, LockState] = self._nested.__dict__
-        if _checked(key) in states:
+        if checked_key(key) in states:
             yield states[key]
             return
         folder = self._inner("locks")
@@ -271,9 +275,3 @@ class PrivateTier(LocalTier):
 def _is_mine(folder: Path) -> bool:
     found = folder.lstat()
     return found.st_uid == os.geteuid() and folder.is_dir() and not folder.is_symlink()
-
-
-def _checked(key: str) -> str:
-    if not is_key(key):
-        raise CacheError(f"{key!r} is not a key; a key is 32 hexadecimal digits, in lower case")
-    return key
