@@ -112,7 +112,7 @@ def test_listing(store: Store, publisher: RemoteTier, remote: RemoteTier, entry:
     publisher.publish(entry)
     publisher.publish(LocalTier(tmp_path / "builder").build(OTHER.digest, fill_other))
     if store.url.startswith("http"):
-        with pytest.raises(CacheError, match="has no index.json; run `vllm-neuron cache index`"):
+        with pytest.raises(CacheError, match=r"has no index\.json; run `vllm-neuron cache index`"):
             remote.keys()
         index.write(Path(publisher.name))
     assert remote.keys() == sorted([KEY, OTHER.digest])

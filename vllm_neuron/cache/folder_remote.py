@@ -67,10 +67,9 @@ class FolderRemote:
         """See ``RemoteTier``. Written aside, verified where it has landed, and renamed."""
         if self.read_only:
             raise CacheError(f"the remote cache {self.name} is read-only")
-        target = self._path(entry.key)
+        target, staging = self._path(entry.key), self._staging()
         if self._may_stay(target, entry.key):
             return False
-        staging = self._staging()
         scratch = Scratch(staging, f"{entry.key}.{_this_boot()}")
         steps.reached(Step.REMOTE_STAGED)
         try:
@@ -91,6 +90,13 @@ class FolderRemote:
     def keys(self) -> list[str]:
         """See ``RemoteTier``."""
         return complete_keys(self.root) if self.root.exists() else []
+
+    def trim(self) -> int:
+        """See ``RemoteTier``."""
+        staging = self.root / ".staging"
+        before = set(staging.glob("*"))
+        sweep(staging, _is_abandoned)
+        return len(before - set(staging.glob("*")))
 
     def _path(self, key: str) -> Path:
         return self.root / checked_key(key)

@@ -114,3 +114,11 @@ def refuses_writing(error: BaseException, folder: Path) -> bool:
                 return True
         seen = seen.__cause__ or seen.__context__
     return folder.exists() and is_full(folder)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

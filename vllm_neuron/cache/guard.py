@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from vllm_neuron.cache import folders
 from vllm_neuron.cache.entry import Entry
 from vllm_neuron.cache.metadata import Metadata
 from vllm_neuron.cache.progress import Progress
@@ -70,7 +70,8 @@ class Guarded:
         moved = progress or Progress()
 
         def again() -> bool:
-            _clear(into)
+            for path in into.iterdir():
+                folders.remove(path)
             return self._remote.fetch(key, into, moved)
 
         return self._call(again, moved, f"fetching {key}")
@@ -83,6 +84,10 @@ class Guarded:
     def keys(self) -> list[str]:
         """See ``RemoteTier``."""
         return self._call(self._remote.keys, Progress(), "listing")
+
+    def trim(self) -> int:
+        """See ``RemoteTier``."""
+        return self._call(self._remote.trim, Progress(), "trimming")
 
     def _call(self, call: Callable[[], T], progress: Progress, what: str) -> T:
         if self.trouble:
@@ -128,8 +133,3 @@ class Guarded:
             if moved and now >= report:
                 logger.info("%s: %s, %.1f MiB so far", self.name, what, moved / 2**20)
                 report = now + _REPORT_SECONDS
-
-
-def _clear(folder: Path) -> None:
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

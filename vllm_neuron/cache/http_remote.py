@@ -97,6 +97,10 @@ class HttpRemote:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CacheError(f"{self.name}/{INDEX} is damaged: {error!r}") from error
 
+    def trim(self) -> int:
+        """Nothing can be removed here."""
+        return 0
+
     def _described(self, key: str) -> tuple[Metadata, bytes] | None:
         """The metadata of a finished entry, and the bytes that hold them."""
         marker = self._small(f"{key}/{COMPLETE_MARKER}", MAX_MARKER_BYTES)

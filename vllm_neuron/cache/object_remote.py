@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ MARKER = "complete.json"
 _MAX_MARKER_BYTES = 2 * MAX_METADATA_BYTES
 _STREAMS = 8
 _ATTEMPTS = 8
+_ABANDONED_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -127,10 +129,12 @@ class ObjectRemote:
         key, _, upload = name.partition("/")
         self._store.remove(f"{checked_key(key)}/{upload}")
 
-    def remove(self, key: str) -> None:
-        """Remove an entry: its marker first."""
-        self._store.remove(f"{checked_key(key)}/{MARKER}")
-        self._store.remove(key)
+    def trim(self) -> int:
+        """See ``RemoteTier``. An upload that no marker names is a dead publisher's once it is a day old."""
+        old = [name for name, when in self.abandoned().items() if time.time() - when > _ABANDONED_SECONDS]
+        for name in old:
+            self.discard(name)
+        return len(old)
 
     def _marker(self, key: str) -> Marker | None:
         path = f"{key}/{MARKER}"

@@ -59,6 +59,9 @@ class RemoteTier(Protocol):
     def keys(self) -> list[str]:
         """Keys of the entries that claim to be complete, sorted."""
 
+    def trim(self) -> int:
+        """Remove what publishers who died left behind, where that can be told; return how many things went."""
+
 
 def open_remote(url: str) -> RemoteTier:
     """The remote tier that a path or URL names. Raises ``ConfigError`` for a form that is not supported.

@@ -53,6 +53,11 @@ class TierCounters:
         """Plain numbers by name."""
         return asdict(self)
 
+    def __str__(self) -> str:
+        fetched = f", {self.bytes / 2**20:.1f} MiB fetched" if self.fetches else ""
+        failures = f", {self.failures} failures" if self.failures else ""
+        return f"{self.hits} hits, {self.misses} misses{fetched}{failures}, {self.seconds:.2f} s"
+
 
 class TieredCache:
     """A local tier before any number of remote ones, asked in order; the first that has an entry serves it."""

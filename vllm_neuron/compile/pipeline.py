@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from vllm_neuron import envs
+from vllm_neuron.cache import misses, steps
 from vllm_neuron.cache.entry import Entry, write_entry
 from vllm_neuron.cache.key import ArtifactKey, artifact_key
+from vllm_neuron.cache.steps import Step
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compile.admission import compile_slot, compile_workers
 from vllm_neuron.compilers.base import Compiler, compiler_for, run_compiler
@@ -123,11 +125,13 @@ class Pipeline:
     def _compile_once(self, module: LoweredModule, provenance: Mapping[str, Any]) -> Resolution:
         key = self.key(module)
         if self.strict:
+            misses.record(self.cache.local, key, provenance)
             raise CacheMissError(
                 f"Strict mode: graph {provenance.get('graph', 'of user code')} (key {key.digest}) "
                 f"is in none of: {', '.join(self.cache.describe())}"
             )
         with self.cache.lock(key.digest):
+            steps.reached(Step.LOCKED)
             # Another process may have compiled it while this one waited.
             found = self.cache.lookup(key.digest)
             if found is not None:
@@ -152,9 +156,12 @@ class Pipeline:
 
         def fill(folder: Path) -> None:
             (folder / module.file_name).write_bytes(module.data)
+            steps.reached(Step.MODULE_WRITTEN)
             with compile_slot(self.cache.local.shared_folder("slots"), compile_workers(compiler.memory_bytes)):
                 logger.info("Compiling %s for %s (key %s)", graph, self.compile_for.name, key.digest)
+                steps.reached(Step.COMPILING)
                 report = run_compiler(compiler, folder, module.file_name, flags, artifact_name(compiler, key))
+            steps.reached(Step.COMPILED)
             write_entry(
                 folder,
                 key=key,

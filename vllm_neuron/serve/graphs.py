@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm_neuron import envs, metrics
 from vllm_neuron.cache.entry import Entry
+from vllm_neuron.cache.in_use import Claim
 from vllm_neuron.compile.misses import Miss, miss_error
 from vllm_neuron.compile.pipeline import Pipeline, Source
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
@@ -43,6 +44,7 @@ class GraphSet:
     def __init__(self, vllm_config: Any, num_blocks: int | None = None) -> None:
         self._config = vllm_config
         self._pipeline = Pipeline.from_environment(int(vllm_config.optimization_level))
+        self._claim = Claim(self._pipeline.cache.local)
         self._buckets = buckets_for(vllm_config)
         self._traced: dict[str, TracedGraph] = {}
         self._outcomes: list[GraphOutcome] = []
@@ -68,12 +70,14 @@ class GraphSet:
             raise self._failure
         self._raise_errors()
         self._report()
-        return [
+        graphs = [
             CompiledGraph(traced.bucket, outcome.resolution.entry, traced.input_names)
             for outcome in self._outcomes
             if outcome.resolution is not None
             for traced in [self._traced[outcome.request.name]]
         ]
+        self._claim.settle(graph.entry.key for graph in graphs)
+        return graphs
 
     def _resolve(self) -> None:
         try:
@@ -125,3 +129,7 @@ class GraphSet:
                     better.name,
                     better.name,
                 )
+        cache = self._pipeline.cache
+        for name, counters in cache.counters.items():
+            logger.info("Cache tier %s: %s", cache.local.root if name == cache.local.name else name, counters)
+            metrics.set_cache_tier(name, counters.to_json())
