@@ -14,7 +14,7 @@ from vllm_neuron import envs
 from vllm_neuron.cache import steps, trust
 from vllm_neuron.cache.entry import Entry
 from vllm_neuron.cache.explain import Neighbour, nearest
-from vllm_neuron.cache.guard import Guarded
+from vllm_neuron.cache.guard import Guarded, RemoteDownError
 from vllm_neuron.cache.local import LocalTier, PrivateTier
 from vllm_neuron.cache.lock import LockState
 from vllm_neuron.cache.metadata import Metadata
@@ -76,14 +76,16 @@ class TieredCache:
         self.counters = {name: TierCounters() for name in (local.name, *(remote.name for remote in self.remotes))}
 
     @classmethod
-    def from_environment(cls) -> TieredCache:
+    def from_environment(cls, on_bytes: Callable[[int], object] = lambda amount: None) -> TieredCache:
         """The cache that the variables describe. With the cache disabled: a store of this process alone, no remotes.
 
-        Raises ``ConfigError`` where a tier can't be what a variable says.
+        ``on_bytes`` is as for the class. Raises ``ConfigError`` where a tier can't be what a variable says.
         """
         if envs.DISABLE_COMPILE_CACHE.get():
             return cls(PrivateTier())
-        return cls(LocalTier(Path(envs.get_neuron_compile_cache_dir())), open_remotes(envs.REMOTE_CACHE.get()))
+        trust.check_variables()
+        local = LocalTier(Path(envs.get_neuron_compile_cache_dir()))
+        return cls(local, open_remotes(envs.REMOTE_CACHE.get()), on_bytes)
 
     def lookup(self, key: str) -> Found | None:
         """The entry of ``key``, verified, from the first tier that has it, or None.
@@ -163,7 +165,9 @@ class TieredCache:
             entry = self.local.build(key, lambda folder: _fetch(remote, key, folder, Progress(self._on_bytes)))
         except (OSError, CacheError) as error:
             counters.failures += 1
-            logger.warning("Key %s can't be had from the remote cache %s: %s", key, remote.name, error)
+            # One warning for a store that is down, not one for every key.
+            level = logging.DEBUG if isinstance(error, RemoteDownError) else logging.WARNING
+            logger.log(level, "Key %s can't be had from the remote cache %s: %s", key, remote.name, error)
             return None
         finally:
             counters.seconds += time.perf_counter() - start
