@@ -151,7 +151,7 @@ def test_remote_read_errors(bench: Bench, look_with_failing_reads: Callable[...,
     output = look_with_failing_reads(errno.EIO, path, host, bench.remote)
     bench.sees("remote read error (EIO)", output)
     assert output.endswith("miss\n")
-    assert ROWS["remote stale handle, once (ESTALE)"] == ""
+    assert ROWS["remote stale handle, once (ESTALE)"] == "(nothing)"
     assert look_with_failing_reads(errno.ESTALE, path, host, bench.remote, times=1) == "hit: remote\n"
 
 
