@@ -38,7 +38,7 @@ logger = logging.getLogger("vllm.neuron.envs")
 T = TypeVar("T")
 
 _PREFIXES = ("VLLM_NEURON_", "NEURON_LIBTORCH_")
-_NETWORK_FILESYSTEMS = ("nfs", "lustre")
+NETWORK_FILESYSTEMS = ("nfs", "lustre")
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def get_neuron_compile_cache_dir() -> str:
         _warn_once(f"{COMPILED_ARTIFACTS.name} is deprecated. Use {CACHE_ROOT.name} to say where the cache is.")
         return artifacts
     folder = Path(CACHE_ROOT.get(), "neuron", "compile_cache")
-    if (kind := _filesystem(folder)).startswith(_NETWORK_FILESYSTEMS):
+    if (kind := filesystem(folder)).startswith(NETWORK_FILESYSTEMS):
         local = Path("/tmp", f"vllm_neuron_wdir_{getpass.getuser()}", "neuron", "compile_cache")
         _warn_once(f"{folder} is on a network file system ({kind}): the local cache is {local}. "
                    f"Set {CACHE_ROOT.name} to choose another folder.")  # fmt: skip
@@ -129,11 +129,19 @@ def _conflict(one: Variable[bool], other: Variable[bool]) -> ConfigError:
 
 
 def _warn_about_unknown_names() -> None:
+    for name, nearest in unknown_names().items():
+        _warn_once(f"{name} is not a known variable, and has no effect. Did you mean {nearest}?")
+
+
+def unknown_names() -> dict[str, str]:
+    """Variables that are set and look like ours, but are not: each with the nearest name that is."""
     known = {name for variable in VARIABLES for name in (variable.name, *variable.old_names)}
-    for name in sorted(os.environ):
-        if name.startswith(_PREFIXES) and name not in known and os.environ[name].strip():
-            nearest = difflib.get_close_matches(name, [variable.name for variable in VARIABLES], n=1, cutoff=0.0)
-            _warn_once(f"{name} is not a known variable, and has no effect. Did you mean {nearest[0]}?")
+    ours = [variable.name for variable in VARIABLES]
+    return {
+        name: difflib.get_close_matches(name, ours, n=1, cutoff=0.0)[0]
+        for name in sorted(os.environ)
+        if name.startswith(_PREFIXES) and name not in known and os.environ[name].strip()
+    }
 
 
 @functools.cache
@@ -141,7 +149,7 @@ def _warn_once(message: str) -> None:
     logger.warning(message)
 
 
-def _filesystem(path: Path) -> str:
+def filesystem(path: Path) -> str:
     """The type of the file system that ``path`` is on, or would be on, such as ``ext4``; '' where it is unknown."""
     import psutil
 

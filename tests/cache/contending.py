@@ -37,6 +37,7 @@ def make(folder: Path, digest: str, maker: str) -> None:
 
 def get(cache: TieredCache, digest: str, count: Path, number: str) -> dict[str, Any]:
     """A key from the cache, or made here: by one process per host."""
+    since = time.time()
     found, made = cache.lookup(digest), False
     if found is None:
         with cache.lock(digest):
@@ -49,8 +50,9 @@ def get(cache: TieredCache, digest: str, count: Path, number: str) -> dict[str, 
                 made = True
         found = found or cache.lookup(digest)
     assert found is not None
+    at = time.time()
     content = hashlib.sha256(found.entry.artifact_path.read_bytes()).hexdigest()
-    return {"content": content, "made": made, "fetched": found.tier == "remote", "at": time.time()}
+    return {"content": content, "made": made, "fetched": found.tier == "remote", "since": since, "at": at}
 
 
 def publish(cache: TieredCache, digest: str, number: str) -> dict[str, Any]:

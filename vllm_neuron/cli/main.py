@@ -7,7 +7,7 @@ import sys
 import typer
 
 from vllm_neuron import __version__
-from vllm_neuron.cli import cache, compile_command, targets
+from vllm_neuron.cli import cache, compile_command, doctor, targets
 from vllm_neuron.errors import ConfigError, NeuronError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command("compile", context_settings=compile_command.PASS_THROUGH)(compile_command.compile_model)
 app.command("plan", context_settings=compile_command.PASS_THROUGH)(compile_command.plan)
 app.command("targets")(targets.show_targets)
+app.command()(doctor.doctor)
 app.add_typer(cache.app, name="cache")
 
 
