@@ -118,9 +118,6 @@ class HttpRemote:
             return None
 
     def _small(self, path: str, limit: int) -> bytes | None:
-        return retried(lambda: self._get(path, limit), f"{self.name}/{path}")
-
-    def _get(self, path: str, limit: int) -> bytes | None:
         with self._open(path) as response:
             if response.status in _ABSENT:
                 return None

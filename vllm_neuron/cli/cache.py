@@ -13,6 +13,7 @@ from rich.table import Table
 
 from vllm_neuron.cache import index
 from vllm_neuron.cache.entry import Entry, EntryState, examine
+from vllm_neuron.cache.http_remote import INDEX
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.cli import cache_explain, cache_gc, cache_move
 from vllm_neuron.cli.keys import Json, Keys, full_keys
@@ -96,7 +97,7 @@ def write_index(
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; name the folder of a remote tier")
     count = index.write(folder)
-    typer.echo(json.dumps({"keys": count}) if as_json else f"{count} keys listed in {folder / index.INDEX}")
+    typer.echo(json.dumps({"keys": count}) if as_json else f"{count} keys listed in {folder / INDEX}")
 
 
 app.command()(cache_move.push)
