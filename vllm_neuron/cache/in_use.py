@@ -28,12 +28,12 @@ class Claim:
     """Says that this process uses entries of a local tier: any, until ``settle`` has said which.
 
     What dead processes have left in the tier is removed on this occasion: a hit does not look for it. Where nothing
-    can be written nothing is said, and nothing is removed by this user either.
+    can be written nothing is said.
     """
 
     def __init__(self, local: LocalTier) -> None:
         self._lock: KernelLock | None = None
-        folder = local.shared_folder(FOLDER)
+        folder = local.shared_folder(FOLDER) if local.writable else None
         if folder is None:
             return
         try:
