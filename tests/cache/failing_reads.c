@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 static int fails(int descriptor) {
@@ -34,6 +35,18 @@ ssize_t pread64(int descriptor, void *buffer, size_t size, off64_t offset) {
     static ssize_t (*real)(int, void *, size_t, off64_t);
     if (!real) real = dlsym(RTLD_NEXT, "pread64");
     return fails(descriptor) ? -1 : real(descriptor, buffer, size, offset);
+}
+
+ssize_t preadv64(int descriptor, const struct iovec *parts, int count, off64_t offset) {
+    static ssize_t (*real)(int, const struct iovec *, int, off64_t);
+    if (!real) real = dlsym(RTLD_NEXT, "preadv64");
+    return fails(descriptor) ? -1 : real(descriptor, parts, count, offset);
+}
+
+ssize_t preadv64v2(int descriptor, const struct iovec *parts, int count, off64_t offset, int flags) {
+    static ssize_t (*real)(int, const struct iovec *, int, off64_t, int);
+    if (!real) real = dlsym(RTLD_NEXT, "preadv64v2");
+    return fails(descriptor) ? -1 : real(descriptor, parts, count, offset, flags);
 }
 
 ssize_t pread(int descriptor, void *buffer, size_t size, off_t offset) {

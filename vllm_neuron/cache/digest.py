@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from vllm_neuron.runtime.cpu import usable_cores
 
 PIECE_BYTES = 4 << 20
 _MOST_THREADS = 8
+_BUFFER_BYTES = 256 << 10
 
 T = TypeVar("T")
 
@@ -36,8 +37,10 @@ def of_file(descriptor: int) -> str:
     """The digest of a whole open file."""
 
     def one(span: tuple[int, int]) -> bytes:
-        start, stop = span
-        return hashlib.sha256(read_span(descriptor, start, stop)).digest()
+        hashed = hashlib.sha256()
+        for data in read_span(descriptor, *span):
+            hashed.update(data)
+        return hashed.digest()
 
     return of_pieces(over(one, pieces(os.fstat(descriptor).st_size)))
 
@@ -63,9 +66,12 @@ def _results(values: Iterable[T], pool: ThreadPoolExecutor) -> list[T]:
         raise
 
 
-def read_span(descriptor: int, start: int, stop: int) -> bytes:
-    """The bytes of an open file from ``start`` to ``stop``, or as far as it goes."""
-    data = os.pread(descriptor, stop - start, start)
-    while len(data) < stop - start and (more := os.pread(descriptor, stop - start - len(data), start + len(data))):
-        data += more
-    return data
+def read_span(descriptor: int, start: int, stop: int) -> Iterator[memoryview]:
+    """The bytes of an open file from ``start`` to ``stop``, or as far as it goes, a little at a time.
+
+    Each view is good until the next one: they share a buffer that fits a core's own cache.
+    """
+    buffer = memoryview(bytearray(min(_BUFFER_BYTES, stop - start)))
+    while start < stop and (size := os.preadv(descriptor, [buffer[: stop - start]], start)):
+        yield buffer[:size]
+        start += size

@@ -96,12 +96,15 @@ def copy_exactly(name: str, size: int, folder: int, to: Path, *, sync: bool, pro
             raise NotAsExpected(f"{name} has {found} bytes instead of {size}")
 
         def move(span: tuple[int, int]) -> bytes:
-            data = digest.read_span(source.fileno(), *span)
-            if len(data) != span[1] - span[0]:
-                raise NotAsExpected(f"{name} ended {size - span[0] - len(data)} bytes before its {size}")
-            piece = target.put(span[0], data)
-            progress.add(len(data))
-            return piece
+            place, hashed = span[0], hashlib.sha256()
+            for data in digest.read_span(source.fileno(), *span):
+                hashed.update(data)
+                target.write_at(place, data)
+                place += len(data)
+                progress.add(len(data))
+            if place != span[1]:
+                raise NotAsExpected(f"{name} ended {size - place} bytes before its {size}")
+            return hashed.digest()
 
         content = digest.of_pieces(digest.over(move, digest.pieces(size)))
         if sync:
@@ -124,11 +127,15 @@ class NewFile:
 
     def put(self, start: int, data: bytes) -> bytes:
         """Write ``data`` at ``start``; return its SHA-256."""
-        view, place = memoryview(data), start
-        while view:
-            written = os.pwrite(self.descriptor, view, place)
-            view, place = view[written:], place + written
+        self.write_at(start, data)
         return hashlib.sha256(data).digest()
+
+    def write_at(self, start: int, data: bytes | memoryview) -> None:
+        """Write ``data`` at ``start``."""
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self.descriptor, view, start)
+            view, start = view[written:], start + written
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -108,38 +108,40 @@ class LocalTier:
         finally:
             scratch.close()
 
-    def publish(self, staged: Path, key: str) -> Entry:
+    def publish(self, staged: Path, key: str, *, sync: bool = True) -> Entry:
         """Store the finished folder ``staged`` as the entry of ``key``; return the one that is there afterwards.
 
-        Raises ``CacheError`` where ``staged`` is not whole.
+        ``sync`` waits until its name is on disk, and with it, on most file systems, all that is in it. Raises
+        ``CacheError`` where ``staged`` is not whole.
         """
         if not staged.is_relative_to(self.root):
-            return self._fallback().publish(staged, key)
+            return self._fallback().publish(staged, key, sync=sync)
         target = self.root / checked_key(key)
         try:
             folders.open_to_readers(staged, self.root)
             steps.reached(Step.OPENED_TO_READERS)
-            publish.place(staged, target, key, lambda found: self._quarantine(key, found))
+            publish.place(staged, target, key, lambda found: self._quarantine(key, found), sync=sync)
             return read_entry(target, key)
         except OSError as error:
             self._refuse_or_raise(error)
             return self._fallback().adopt(read_entry(staged, key))
 
-    def build(self, key: str, fill: Callable[[Path], object]) -> Entry:
+    def build(self, key: str, fill: Callable[[Path], object], *, sync: bool = True) -> Entry:
         """Let ``fill`` make the entry of ``key`` in an empty folder, and publish it.
 
-        Where this tier turns out to be unwritable or full on the way, ``fill`` is called once more, with a folder
-        elsewhere. Raises what ``fill`` raises, and ``CacheError`` where what it leaves is not whole.
+        ``sync=False`` is for what can be fetched again after a loss of power. Where this tier turns out to be
+        unwritable or full on the way, ``fill`` is called once more, with a folder elsewhere. Raises what ``fill``
+        raises, and ``CacheError`` where what it leaves is not whole.
         """
         with self.staging(key) as folder:
             try:
                 fill(folder)
-                return self.publish(folder, key)
+                return self.publish(folder, key, sync=sync)
             except Exception as error:
                 if not folder.is_relative_to(self.root) or not folders.refuses_writing(error, self.root):
                     raise
                 self._refuse(str(error))
-        return self._fallback().build(key, fill)
+        return self._fallback().build(key, fill, sync=sync)
 
     def adopt(self, entry: Entry) -> Entry:
         """Store a copy of an entry from elsewhere."""

@@ -27,6 +27,8 @@ def place(
     key: str,
     set_aside: Callable[[Examined], object],
     may_stay: Callable[[Path, str], bool] = _is_whole,
+    *,
+    sync: bool = True,
 ) -> bool:
     """Give the staged entry of ``key`` its name ``target``. True: ours landed. False: a whole one was there.
 
@@ -43,7 +45,8 @@ def place(
                 raise
         else:
             steps.reached(Step.RENAMED)
-            files.sync_folder(target.parent)
+            if sync:
+                files.sync_folder(target.parent)
             return True
         steps.reached(Step.TAKEN)
         found = examine(target, key)

@@ -162,7 +162,9 @@ class TieredCache:
                 self._count_miss(remote.name, key)
                 return None
             steps.reached(Step.FOUND)
-            entry = self.local.build(key, lambda folder: _fetch(remote, key, folder, Progress(self._on_bytes)))
+            entry = self.local.build(
+                key, lambda folder: _fetch(remote, key, folder, Progress(self._on_bytes)), sync=False
+            )
         except (OSError, CacheError) as error:
             counters.failures += 1
             # One warning for a store that is down, not one for every key.
