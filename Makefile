@@ -6,13 +6,16 @@ ARGS ?=
 # More than one OpenMP thread on a busy machine makes small models a hundred times slower.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup test test-slow lint demo bench bench-setup docs clean
+.PHONY: help setup slim test test-slow lint demo bench bench-startup bench-setup docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup: ## make .venv/ (a few minutes the first time, nothing after that)
 	@tools/setup.sh
+
+slim: setup ## make .venv-slim/: what serving from a cache needs, without any compiler
+	@tools/setup_slim.sh
 
 test: setup ## run the suite, without the long matrices
 	$(PYTHON) -m pytest $(ARGS)
@@ -30,6 +33,9 @@ demo: setup ## compile a model without its weights, serve it strictly from the c
 
 bench: setup bench-setup ## measure ours, eager PyTorch and stock vLLM side by side
 	$(PYTHON) -m benchmarks.bench $(ARGS)
+
+bench-startup: setup bench-setup ## measure start-up until the first token, ours and stock vLLM side by side
+	$(PYTHON) -m benchmarks.startup $(ARGS)
 
 bench-setup: ## make .venv-stock/: stock vLLM for CPUs, for comparison only
 	@benchmarks/setup_stock.sh

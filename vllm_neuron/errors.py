@@ -27,6 +27,10 @@ class CompileError(NeuronError, RuntimeError):
     """The device compiler failed. Carries the diagnosis and the path of its log."""
 
 
+class CompilerMemoryError(CompileError):
+    """The compiler was killed, or gave up, because this host's memory was too small for it."""
+
+
 class CacheError(NeuronError, RuntimeError):
     """A tier could not do what it had to: an unfinished entry was to be promoted, a publish failed."""
 

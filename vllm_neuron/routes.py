@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib
 import logging
 import multiprocessing
 import os
+from typing import TYPE_CHECKING, Any
 
 from vllm_neuron import envs
+
+if TYPE_CHECKING:
+    from vllm_neuron.lowering.canonical import CanonicalGraph
+    from vllm_neuron.lowering.module import LoweredModule
 
 logger = logging.getLogger("vllm.neuron.routes")
 
@@ -24,6 +30,36 @@ class Route(enum.Enum):
 
     NATIVE = "neuron_native"
     XLA = "vllm_neuron"
+
+
+# What lowers a route's graphs. Nothing else names the deprecated route's folder.
+_LOWERINGS = {
+    Route.NATIVE: "vllm_neuron.lowering.native",
+    Route.XLA: "vllm_neuron.lowering.xla",
+}
+
+
+def check_available(route: Route) -> None:
+    """Raises ``ConfigError`` that says what to install where ``route`` can't lower anything in this Python."""
+    if route is Route.XLA:
+        _lowering(route).check_available()
+
+
+def lower(graph: CanonicalGraph, route: Route | None = None) -> LoweredModule:
+    """Lower ``graph`` by ``route``, by default the one in force. Raises as that route's own ``lower`` does."""
+    module: LoweredModule = _lowering(route or current_route()).lower(graph)
+    return module
+
+
+@functools.lru_cache(maxsize=16)
+def to_stablehlo(module: LoweredModule) -> LoweredModule:
+    """An HLO module as StableHLO, for the compiler that takes nothing else."""
+    converted: LoweredModule = _lowering(Route.XLA).to_stablehlo(module)
+    return converted
+
+
+def _lowering(route: Route) -> Any:
+    return importlib.import_module(_LOWERINGS[route])
 
 
 @functools.cache
@@ -40,12 +76,23 @@ def current_route() -> Route:
 def _read() -> Route:
     value = envs.BACKEND.get()
     if value == Route.XLA.value:
-        logger.warning("The XLA route (%s=%s) is deprecated. Unset the variable to run the native route.",
-                       envs.BACKEND.name, value)  # fmt: skip
+        warn_of_deprecation()
         return Route.XLA
     if value not in (None, Route.NATIVE.value, "neuron"):
         logger.warning("%s='%s' is not a valid route. The native route runs now.", envs.BACKEND.name, value)
     return Route.NATIVE
+
+
+@functools.cache
+def warn_of_deprecation() -> None:
+    """Say once that the XLA route is going to go."""
+    logger.warning("The XLA route (%s=%s) is deprecated. Unset the variable to run the native route.",
+                   envs.BACKEND.name, Route.XLA.value)  # fmt: skip
+
+
+def default_level(route: Route) -> int:
+    """The optimization level where neither a user nor vLLM gives one: vLLM's default, lowered on the XLA route."""
+    return 1 if route is Route.XLA else 2
 
 
 def optimization_level(route: Route, level: int, explicit: bool) -> tuple[int, str]:
@@ -56,7 +103,7 @@ def optimization_level(route: Route, level: int, explicit: bool) -> tuple[int, s
     if explicit:
         return level, f"Explicit --optimization-level: keeping O{level}"
     if route is Route.XLA:
-        return 1, "Defaulting optimization level to O1 on the XLA route"
+        return default_level(route), "Defaulting optimization level to O1 on the XLA route"
     return level, f"Using default optimization level O{level} on the Neuron native route"
 
 

@@ -80,7 +80,8 @@ _TABLE = {
         *(_gpu("rocm", arch) for arch in ("gfx90a", "gfx942", "gfx1100")),
     )
 }
-_ALIASES = ("cpu", "cpu:host")
+NEURON_TARGETS = tuple(name for name, target in _TABLE.items() if target.kind == "neuron")
+ALIASES = ("cpu", "cpu:host")
 _DEFAULT_CPU = "cpu:aarch64" if platform.machine() == "aarch64" else "cpu:x86-64-v3"
 
 # Names that a user can well expect, and the reason why each is refused.
@@ -98,7 +99,16 @@ _REFUSED = {
 
 def target_names() -> list[str]:
     """Every name that can be given, aliases first."""
-    return [*_ALIASES, *_TABLE]
+    return [*ALIASES, *_TABLE]
+
+
+def known_targets() -> list[Target]:
+    """The table, with the logical-core setting in force where a target can have it."""
+    several = (envs.LOGICAL_NC_CONFIG.get() or 1) > 1
+    return [
+        _with_logical_cores(target) if target.kind == "neuron" and not (several and target.logical_nc == 1) else target
+        for target in _TABLE.values()
+    ]
 
 
 def resolve_target(name: str) -> Target:
@@ -180,9 +190,8 @@ def neuron_device(root: Path = Path("/")) -> str | None:
             continue
         if kind in _TABLE:
             return kind
-    names = ", ".join(name for name, target in _TABLE.items() if target.kind == "neuron")
     raise ConfigError("this machine has a Neuron device, but not of a kind that is known. "
-                      f"Set {envs.TARGET_OVERRIDE.name} to one of: {names}")  # fmt: skip
+                      f"Set {envs.TARGET_OVERRIDE.name} to one of: {', '.join(NEURON_TARGETS)}")  # fmt: skip
 
 
 def _host() -> Target:

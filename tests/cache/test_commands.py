@@ -129,7 +129,7 @@ def test_explain(local: LocalTier, run: Run, tmp_path: Path) -> None:
 
 def test_index(local: LocalTier, run: Run, tmp_path: Path) -> None:
     assert document(run("cache", "index", str(tmp_path / "remote"), "--json")) == {"keys": 1}
-    assert json.loads((tmp_path / "remote" / "index.json").read_text()) == {"keys": [KEY]}
+    assert json.loads((tmp_path / "remote" / "index.json").read_text()) == {"keys": [KEY], "manifests": []}
     assert run("cache", "index", "nowhere").returncode == 2
 
 

@@ -14,11 +14,11 @@ from test_entry import empty, flip, lengthen, remove, truncate
 from test_local import names
 
 from vllm_neuron.cache import index
-from vllm_neuron.cache.digest import PIECE_BYTES
 from vllm_neuron.cache.entry import Entry, read_entry
 from vllm_neuron.cache.local import LocalTier
 from vllm_neuron.cache.remote import RemoteTier, open_remote
 from vllm_neuron.cache.tiers import TieredCache
+from vllm_neuron.digests import PIECE_BYTES
 from vllm_neuron.errors import CacheError
 
 KINDS = ["folder", "mount", "s3", "http"]
@@ -146,6 +146,20 @@ def test_damaged_description_is_passed_over_and_replaced(
     assert cache.lookup(KEY) is None
     assert publisher.publish(entry) is True
     assert cache.lookup(KEY) is not None
+
+
+def test_manifests(store: Store, publisher: RemoteTier, remote: RemoteTier, entry: Entry) -> None:
+    assert remote.read_manifest(KEY) is None
+    for data in (b"one", b"another"):
+        publisher.write_manifest(KEY, data)
+        assert remote.read_manifest(KEY) == data
+    publisher.publish(entry)
+    if store.url.startswith("http"):
+        index.write(Path(publisher.name))
+        with pytest.raises(CacheError, match="is read-only"):
+            remote.write_manifest(KEY, b"")
+    assert remote.manifest_keys() == [KEY]
+    assert remote.keys() == [KEY]
 
 
 def test_read_only_mark(store: Store, entry: Entry) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from entries import FLAGS, MODULE
 
+from vllm_neuron import digests
 from vllm_neuron.cache import digest
 from vllm_neuron.cache.key import artifact_key
 
@@ -30,12 +31,12 @@ def test_digest_of_a_file_and_of_bytes(tmp_path: Path, size: int) -> None:
     with (tmp_path / "file").open("rb") as file:
         file.read(1)
         assert digest.of_file(file.fileno()) == defined(data)
-    assert digest.of_bytes(data) == defined(data)
+    assert digests.of_bytes(data) == defined(data)
 
 
 def test_pieces_cover_everything_once() -> None:
     for size in (0, 1, PIECE, PIECE + 1, 5 * PIECE + 3):
-        spans = digest.pieces(size)
+        spans = digests.pieces(size)
         assert [start for start, _ in spans[1:]] == [stop for _, stop in spans[:-1]]
         assert (spans[0][0], spans[-1][1]) == (0, size)
 

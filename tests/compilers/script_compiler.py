@@ -34,8 +34,10 @@ class ScriptCompiler:
 
     name = "script"
     artifact_suffix = "bin"
+    formats = ("stablehlo", "hlo")
     memory_bytes = 1
     error_pattern = re.compile("error:")
+    memory_pattern = re.compile("out of memory")
     log_file = "own.log"
 
     def __init__(self, script: Path) -> None:

@@ -1,4 +1,4 @@
-"""The driver of neuronx-cc, with a program of that name where the real one can't be."""
+"""The driver of neuronx-cc: how it is found, asked and called. What its failures say is tested with the pipeline."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import struct
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from vllm_neuron.abi import Abi
-from vllm_neuron.compilers.base import compiler_for, run_compiler
+from vllm_neuron.compilers import neuronx_cc
+from vllm_neuron.compilers.base import check_compiler, compiler_for, run_compiler
 from vllm_neuron.compilers.neuronx_cc import NeuronxCompiler
 from vllm_neuron.errors import CompileError
 from vllm_neuron.lowering.module import LoweredModule
-from vllm_neuron.targets import resolve_target
+from vllm_neuron.targets import resolve_target, target_names
 
 STABLEHLO = LoweredModule("stablehlo", b"", Abi((), ()))
 HLO = LoweredModule("hlo", b"", Abi((), ()))
@@ -54,16 +56,76 @@ def test_logical_core_setting_is_a_flag(monkeypatch: pytest.MonkeyPatch) -> None
     assert flags[flags.index("--lnc") + 1] == "1"
 
 
-def test_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    for use in (NeuronxCompiler().version, lambda: NeuronxCompiler().command(Path("a"), Path("b"), ())):
-        with pytest.raises(CompileError, match="neither on PATH nor beside the Python interpreter"):
+@pytest.mark.parametrize("path", ["", "/nowhere"])
+def test_missing(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setenv("PATH", path)
+    uses = (
+        NeuronxCompiler().version,
+        lambda: NeuronxCompiler().command(Path("a"), Path("b"), ()),
+        lambda: check_compiler(resolve_target("inf2")),
+    )
+    for use in uses:
+        with pytest.raises(CompileError) as caught:
             use()
+        assert str(caught.value) == (
+            "neuronx-cc, the compiler for trn1, trn1n, inf2, trn2, trn3, is neither on PATH nor beside the Python "
+            f"interpreter ({Path(sys.executable).parent}). Install it as AWS's Neuron documentation says. Targets that "
+            f"need no neuronx-cc: {', '.join(name for name in target_names() if name[:3] not in ('trn', 'inf'))}"
+        )
+
+
+def test_found_by_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "bin")
+    assert NeuronxCompiler().command(Path("a"), Path("b"), ())[0] == str(tmp_path / "bin" / "neuronx-cc")
+
+
+def test_a_file_that_is_no_program_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "")
+    (tmp_path / "bin" / "neuronx-cc").chmod(0o644)
+    with pytest.raises(CompileError, match="neither on PATH"):
+        NeuronxCompiler().version()
 
 
 def test_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "print('NeuronX Compiler version 2.21.33363.0+82129205\\n\\nPython version 3.11.9')")
     assert NeuronxCompiler().version() == "2.21.33363.0+82129205"
+
+
+def test_the_version_is_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = f"open({str(tmp_path / 'asked')!r}, 'a').write('once ')"
+    install(tmp_path, monkeypatch, f"{asked}; print('NeuronX Compiler version 2.9.1')")
+    assert [NeuronxCompiler().version() for _ in range(3)] == ["2.9.1"] * 3
+    assert (tmp_path / "asked").read_text() == "once "
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("sys.exit('no licence')", "it failed with exit code 1, and said: no licence"),
+        ("print('hello')", "it ended, and said: hello"),
+        ("print('NeuronX Compiler version 2.9.1'); sys.exit(3)", "it failed with exit code 3, and said: NeuronX"),
+        ("import time; print('wait', flush=True); time.sleep(600)", "it was stopped after 1 s, and said: wait"),
+    ],
+)
+def test_a_version_that_can_not_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, says: str) -> None:
+    monkeypatch.setattr(neuronx_cc, "_VERSION_SECONDS", 120 if "sleep" not in body else 1)
+    install(tmp_path, monkeypatch, body)
+    with pytest.raises(CompileError) as caught:
+        NeuronxCompiler().version()
+    program = tmp_path / "bin" / "neuronx-cc"
+    assert str(caught.value).startswith(f"{program} --version does not give a version: {says}")
+
+
+def test_what_asking_for_the_version_starts_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = "p = subprocess.Popen(['/bin/sleep', '600']); open({!r}, 'w').write(str(p.pid))"
+    body = f"import subprocess; {child.format(str(tmp_path / 'pid'))}; print('NeuronX Compiler version 2.9.1')"
+    install(tmp_path, monkeypatch, body)
+    assert NeuronxCompiler().version() == "2.9.1"
+    process = psutil.Process(pid) if psutil.pid_exists(pid := int((tmp_path / "pid").read_text())) else None
+    if process is not None:
+        process.wait(60)
 
 
 def test_compiles_and_keeps_both_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,30 +137,6 @@ def test_compiles_and_keeps_both_logs(tmp_path: Path, monkeypatch: pytest.Monkey
     report = run_compiler(compiler, tmp_path, "graph.mlir", flags, "graph_k.neff")
     assert report.artifact.read_bytes() == neff()
     assert report.log.read_text() == "said\nlogged"
-
-
-@pytest.mark.parametrize(
-    ("code", "line", "advice"),
-    [
-        (70, "[F137] neuronx-cc was forcibly killed - insufficient system memory", "10 to 40 GB"),
-        (70, "2026 ERROR 1 [NCC_EOOM002] HBM usage is 30 GB", "does not fit the device's memory"),
-        (
-            2,
-            "neuronx-cc: error: argument --target: invalid choice: gen2 (choose trn1)",
-            "does not know this target",
-        ),
-        (70, "[INTERNAL_ERROR] [NCC_INAS001] something", "exit code 70"),
-    ],
-)
-def test_failures_are_explained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, line: str, advice: str
-) -> None:
-    install(tmp_path, monkeypatch, f"print('working'); print({line!r}); print('bye'); sys.exit({code})")
-    (tmp_path / "graph.mlir").touch()
-    with pytest.raises(CompileError) as caught:
-        run_compiler(NeuronxCompiler(), tmp_path, "graph.mlir", (), "graph_k.neff")
-    assert f"First error: {line}" in str(caught.value)
-    assert advice in str(caught.value)
 
 
 def test_verify(tmp_path: Path) -> None:

@@ -13,7 +13,10 @@ from vllm_neuron.errors import UnsupportedOpError
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
-def compiled(cases: dict[str, Case]) -> tuple[list[object], list[object]]:
+BACKENDS = ("neuron_native", "vllm_neuron")
+
+
+def compiled(cases: dict[str, Case], backend: str = "neuron_native") -> tuple[list[object], list[object]]:
     """Results of all cases from one compiled function, and from eager PyTorch."""
     functions = [function for function, _ in cases.values()]
     inputs = [arguments for _, arguments in cases.values()]
@@ -23,14 +26,15 @@ def compiled(cases: dict[str, Case]) -> tuple[list[object], list[object]]:
 
     torch._dynamo.reset()
     with torch.no_grad():
-        actual = torch.compile(run, backend="neuron_native", fullgraph=True, dynamic=False)(inputs)
+        actual = torch.compile(run, backend=backend, fullgraph=True, dynamic=False)(inputs)
         return actual, run(inputs)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("group", GROUPS)
-def test_equals_eager(group: str) -> None:
+def test_equals_eager(group: str, backend: str) -> None:
     cases = GROUPS[group]
-    for name, actual, expected in zip(cases, *compiled(cases), strict=True):
+    for name, actual, expected in zip(cases, *compiled(cases, backend), strict=True):
         pairs = zip(tree_flatten(actual)[0], tree_flatten(expected)[0], strict=True)
         for index, (result, reference) in enumerate(pairs):
             tolerance = TOLERANCE.get(reference.dtype, 0)
@@ -67,4 +71,25 @@ def test_unsupported_is_named_in_one_line(name: str, named: str) -> None:
     error = caught.value.inner_exception
     assert isinstance(error, UnsupportedOpError)
     assert named in str(error)
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("rand_like", "aten.rand"),
+        ("fft", "aten._fft_r2c.default(float32[4,16], [1], 0, True)"),
+        ("svd", "aten._linalg_svd.default(float32[4,4]"),
+        ("bessel", "aten.special_bessel_j0.default(float32[4,16])"),
+        ("scatter_reduce", "aten.scatter_reduce.two(float32[4,8], 1, int64[4,2], float32[4,2], amax)"),
+        ("median", "aten.median.dim(float32[4,16], -1)"),
+    ],
+)
+def test_what_the_xla_route_lacks_is_named_in_one_line(name: str, named: str) -> None:
+    with pytest.raises(BackendCompilerFailed) as caught:
+        compiled({name: UNSUPPORTED[name]}, "vllm_neuron")
+    error = caught.value.inner_exception
+    assert isinstance(error, UnsupportedOpError)
+    assert named in str(error)
+    assert str(error).count("is not supported on the XLA route") == 1
     assert "\n" not in str(error)

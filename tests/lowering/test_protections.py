@@ -77,6 +77,15 @@ class TestOldValues:
 
         assert_as_eager(function, cache(), SLOTS, UPDATE)
 
+    def test_old_is_read_after_two_writes(self) -> None:
+        def function(x: Tensor, y: Tensor, z: Tensor) -> list[Tensor]:
+            old = x.clone()
+            x.copy_(x.flip(0))
+            y.copy_(y * 2)
+            return [old, z.clone()]
+
+        assert_as_eager(function, *(cache()[6 * part : 6 * part + 6].clone() for part in range(3)))
+
     def test_old_is_read_after_the_write(self) -> None:
         def function(kv: Tensor, s: Tensor, u: Tensor) -> list[Tensor]:
             old = kv.clone()
@@ -236,6 +245,21 @@ def text_of(function: Callable[..., Any], *arguments: Tensor) -> str:
         )
     names = [f"input{index}" for index in range(len(arguments))]
     return lower(canonicalize(captured[0], names)).data.decode()
+
+
+@pytest.mark.parametrize(
+    ("function", "copies"),
+    [
+        (lambda x, s, u: (x.clone(), x.clone(), x.view(-1)), 3),
+        (lambda x, s, u: (x + x, (x + x).clone()), 1),
+        (lambda x, s, u: (x + x, x * x), 0),
+        (lambda x, s, u: (write(x, s, u).clone(),), 1),
+    ],
+    ids=["inputs", "a result twice", "results", "a mutated input"],
+)
+def test_results_are_copied_inside_the_module(function: Callable[..., Any], copies: int) -> None:
+    """IREE exports one buffer as often as it is returned; the runtime's own check of addresses is a second line."""
+    assert text_of(function, cache(), SLOTS, UPDATE).count("stablehlo.or ") == copies
 
 
 def test_a_cache_write_is_one_scatter_on_the_input_itself() -> None:

@@ -15,8 +15,8 @@ QUIET = settings(
 )
 
 
-def run_all(sources: list[str], *, compiled: bool) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Results and, after the call, inputs of each program; all are one function when compiled."""
+def run_all(sources: list[str], backend: str | None) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+    """Results and, after the call, inputs of each program; all are one function when compiled by ``backend``."""
     functions = [load(source) for source in sources]
     given_inputs = [inputs() for _ in sources]
 
@@ -25,7 +25,7 @@ def run_all(sources: list[str], *, compiled: bool) -> tuple[list[list[Tensor]], 
 
     torch._dynamo.reset()
     with torch.no_grad():
-        call = torch.compile(run, backend="neuron_native", fullgraph=True, dynamic=False) if compiled else run
+        call = torch.compile(run, backend=backend, fullgraph=True, dynamic=False) if backend else run
         return call(given_inputs), given_inputs
 
 
@@ -35,9 +35,9 @@ def shared(tensors: list[Tensor]) -> set[tuple[int, int]]:
     return {(i, j) for i, a in enumerate(storages) for j, b in enumerate(storages) if i < j and a == b}
 
 
-def check(sources: list[str]) -> None:
-    actual_results, actual_inputs = run_all(sources, compiled=True)
-    expected_results, expected_inputs = run_all(sources, compiled=False)
+def check(sources: list[str], backend: str = "neuron_native") -> None:
+    actual_results, actual_inputs = run_all(sources, backend)
+    expected_results, expected_inputs = run_all(sources, None)
     for index, source in enumerate(sources):
         actual = [*actual_inputs[index], *actual_results[index]]
         expected = [*expected_inputs[index], *expected_results[index]]
@@ -57,3 +57,16 @@ def test_a_few_programs(sources: list[str]) -> None:
 @given(st.lists(programs(), min_size=24, max_size=24))
 def test_hundreds_of_programs(sources: list[str]) -> None:
     check(sources)
+
+
+@settings(QUIET, max_examples=1)
+@given(st.lists(programs(), min_size=12, max_size=12))
+def test_a_few_programs_by_the_xla_route(sources: list[str]) -> None:
+    check(sources, "vllm_neuron")
+
+
+@pytest.mark.slow
+@settings(QUIET, max_examples=8)
+@given(st.lists(programs(), min_size=24, max_size=24))
+def test_hundreds_of_programs_by_the_xla_route(sources: list[str]) -> None:
+    check(sources, "vllm_neuron")

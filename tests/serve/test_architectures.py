@@ -24,6 +24,9 @@ PROMPTS = [
 
 
 @pytest.mark.parametrize("architectures", [FAST, pytest.param(REST, marks=pytest.mark.slow)], ids="-".join)
+@pytest.mark.parametrize(
+    "mode", ["eager", pytest.param("compiled", marks=pytest.mark.slow), "compiled by the XLA route"]
+)
 def test_greedy_tokens_equal_the_reference(tiny: Callable[[str], Path], architectures: list[str], mode: str) -> None:
     cases = [
         {

@@ -18,6 +18,13 @@ NATIVE = "Using default optimization level O2 on the Neuron native route"
 XLA = "Defaulting optimization level to O1 on the XLA route"
 KEPT = "Explicit --optimization-level: keeping O{}"
 ON_XLA = {"VLLM_NEURON_BACKEND": "vllm_neuron"}
+ROUTE_WARNINGS = {
+    "vllm_neuron": ["The XLA route (VLLM_NEURON_BACKEND=vllm_neuron) is deprecated. "
+                    "Unset the variable to run the native route."],
+    "neuron_nativ": ["VLLM_NEURON_BACKEND='neuron_nativ' is not a valid route. The native route runs now."],
+}  # fmt: skip
+BACKENDS = (None, "neuron_native", "neuron", "vllm_neuron", "neuron_nativ")
+LEVEL_OPTIONS: dict[int | None, list[str]] = {None: [], 1: ["-O1"], 2: ["-O2"], 3: ["--optimization-level", "3"]}
 OFF_CPU_MODE = {"VLLM_NEURON_CPU_MODE": None}
 
 REFUSED: list[tuple[dict[str, Any], dict[str, str | None], str]] = [
@@ -65,16 +72,16 @@ def configured(tiny_config: Path) -> dict[str, list[dict[str, Any]]]:
             make(ON_XLA, optimization_level=2),
             make(ON_XLA, optimization_level=3),
             parse(),
-            parse("-O2"),
             parse("-O", "1"),
             parse("--optimization-level=3"),
-            parse(VLLM_NEURON_BACKEND="vllm_neuron"),
-            parse("-O2", VLLM_NEURON_BACKEND="vllm_neuron"),
-            parse(VLLM_NEURON_BACKEND="neuron"),
         ],
         "routes": [
-            make({"VLLM_NEURON_BACKEND": "xla"}),
-            make({**OFF_CPU_MODE, **ON_XLA}),
+            case
+            for backend in BACKENDS
+            for case in (
+                *(parse(*options, VLLM_NEURON_BACKEND=backend) for options in LEVEL_OPTIONS.values()),
+                make({"VLLM_NEURON_BACKEND": backend}, optimization_level=2),
+            )
         ],
         "command line": [
             parse("--additional-config", '{"neuron_config": {"nums": [1]}}'),
@@ -83,6 +90,9 @@ def configured(tiny_config: Path) -> dict[str, list[dict[str, Any]]]:
             parse("--enable-lora"),
             parse(NEURON_PLATFORM_TARGET_OVERRIDE="trn9"),
             parse(VLLM_NEURON_LOG_LEVEL="loud"),
+            parse(NEURON_PLATFORM_TARGET_OVERRIDE="trn2", VLLM_NEURON_CPU_MODE=None),
+            parse("--additional-config", '{"neuron_config": {"compiler_args": "--verbose=info"}}'),
+            parse("--additional-config", '{"neuron_config": {"compiler_args": ["--lnc", "1"]}}'),
         ],
         "variables": [
             make({"VLLM_NEURON_CPU_MOD": "1", "VLLM_SOMETHING_ELSE": "1", "VLLM_NEURON_BARRIER_TIMEOUT": "60"}),
@@ -123,27 +133,29 @@ def test_what_is_ignored_is_warned_about(configured: dict[str, list[dict[str, An
 def test_levels_and_their_lines(configured: dict[str, list[dict[str, Any]]]) -> None:
     expected = [
         (2, NATIVE), (2, KEPT.format(2)), (0, KEPT.format(0)), (1, XLA), (2, KEPT.format(2)), (3, KEPT.format(3)),
-        (2, NATIVE), (2, KEPT.format(2)), (1, KEPT.format(1)), (3, KEPT.format(3)), (1, XLA), (2, KEPT.format(2)),
-        (2, NATIVE),
+        (2, NATIVE), (1, KEPT.format(1)), (3, KEPT.format(3)),
     ]  # fmt: skip
-    found = []
-    for result in configured["levels"]:
-        lines = [line for line in result["log"].splitlines() if any(part in line for part in ROUTE_LINES)]
-        assert len(lines) == 1, result["log"]
-        found.append((result["level"], lines[0].split("] ", 1)[1]))
-    assert found == expected
+    assert [level_and_line(result) for result in configured["levels"]] == expected
 
 
-def test_a_bad_route_is_warned_about_and_native_runs(configured: dict[str, list[dict[str, Any]]]) -> None:
-    log = configured["routes"][0]["log"]
-    assert "WARNING" in log
-    assert "VLLM_NEURON_BACKEND='xla' is not a valid route. The native route runs now." in log
-    assert NATIVE in log
+def level_and_line(result: dict[str, Any]) -> tuple[int, str]:
+    """The level in force, and the one line of the log that tells it."""
+    lines = [line for line in result["log"].splitlines() if any(part in line for part in ROUTE_LINES)]
+    assert len(lines) == 1, result["log"]
+    return result["level"], lines[0].split("] ", 1)[1]
 
 
-def test_the_xla_route_says_that_it_is_deprecated(configured: dict[str, list[dict[str, Any]]]) -> None:
-    log = configured["routes"][1]["log"]
-    assert log.count("The XLA route (VLLM_NEURON_BACKEND=vllm_neuron) is deprecated.") == 1
+def test_every_route_at_every_level(configured: dict[str, list[dict[str, Any]]]) -> None:
+    """Every value of the variable with every way to give a level, and with none."""
+    results = iter(configured["routes"])
+    for backend in BACKENDS:
+        for explicit in (*LEVEL_OPTIONS, 2):
+            result = next(results)
+            default = (1, XLA) if backend == "vllm_neuron" else (2, NATIVE)
+            assert level_and_line(result) == (default if explicit is None else (explicit, KEPT.format(explicit)))
+            about = [line for line in result["log"].splitlines() if "VLLM_NEURON_BACKEND" in line]
+            assert [line.split("] ", 1)[1] for line in about] == ROUTE_WARNINGS.get(backend, [])
+            assert all(line.split()[0] == "WARNING" or " WARNING " in line for line in about)
 
 
 def test_command_lines_end_with_one_line_and_status_2(configured: dict[str, list[dict[str, Any]]]) -> None:
@@ -154,6 +166,9 @@ def test_command_lines_end_with_one_line_and_status_2(configured: dict[str, list
         "LoRA is not supported on the Neuron platform. ",
         "NEURON_PLATFORM_TARGET_OVERRIDE: target 'trn9' is not known. Did you mean trn",
         "VLLM_NEURON_LOG_LEVEL='loud' is not valid; accepted: ",
+        "this package runs artifacts for CPU targets only, not for trn2: set VLLM_NEURON_CPU_COMPILE=1 to compile for",
+        "compiler_args are for neuronx-cc, and cpu:x86-64-v3 is compiled by iree: drop them from neuron_config",
+        "compiler_args can't have --lnc, which this package sets: set NEURON_LOGICAL_NC_CONFIG",
     ]
     for result, message in zip(configured["command line"], expected, strict=True):
         assert result["exit"] == 2, result

@@ -17,13 +17,17 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MODES = {"eager": {"VLLM_NEURON_CPU_MODE": "1"}, "compiled": {}}
+MODES = {
+    "eager": {"VLLM_NEURON_CPU_MODE": "1"},
+    "compiled": {},
+    "compiled by the XLA route": {"VLLM_NEURON_BACKEND": "vllm_neuron"},
+}
 
 
 def run_cases(cases: list[dict[str, Any]], mode: str = "eager", timeout: float = 900) -> list[dict[str, Any]]:
     """The result of each case: what its ``do`` returns, with ``log``, ``exit`` and, if it raised, ``error``.
 
-    A case is {"do": "generate" | "configure" | "parse", ...; "env": variables to set, None to unset}.
+    A case is {"do": "generate" | "configure" | "parse" | "recall", ...; "env": variables to set, None to unset}.
     """
     environment = {**os.environ, **MODES[mode], "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
@@ -64,6 +68,32 @@ def parse(case: dict[str, Any]) -> dict[str, Any]:
     arguments = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(case["argv"])
     args = AsyncEngineArgs.from_cli_args(arguments)
     return _facts(args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER))
+
+
+def recall(case: dict[str, Any]) -> dict[str, Any]:
+    """Ask the Precompile Cache for the graphs of ``EngineArgs(**args)``; with ``keep``, fill it with stand-ins first,
+    and with ``damage``, truncate what this machine has. ``changes`` are made before: see ``tests.support.changes``.
+    """
+    import logging
+
+    from vllm.engine.arg_utils import EngineArgs
+
+    from tests.support import changes
+    from vllm_neuron.cache.tiers import TieredCache
+    from vllm_neuron.serve.buckets import buckets_for
+    from vllm_neuron.serve.trace_cache import TraceCache
+
+    logging.getLogger("vllm.neuron").setLevel("INFO")
+    changes.make(case.get("changes", {}))
+    config = EngineArgs(**case["args"]).create_engine_config()
+    traces, buckets = TraceCache(config, TieredCache.from_environment()), buckets_for(config)
+    if case.get("keep"):
+        for bucket in buckets:
+            traces.publish(traces.keep(changes.stand_in(bucket)))
+    if case.get("damage"):
+        changes.truncate_manifests()
+    found = traces.recall(buckets)
+    return {"found": sorted(found), "report": traces.report(buckets, found)}
 
 
 def _facts(config: Any) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from vllm_neuron.cache import digest, files, transfer, trust
+from vllm_neuron import digests
+from vllm_neuron.cache import files, transfer, trust
 from vllm_neuron.cache.entry import Entry, marker_of, parse_metadata
 from vllm_neuron.cache.key import is_key
 from vllm_neuron.cache.local import LocalTier
@@ -129,8 +130,8 @@ class _Reader:
         stream = self._archive.extractfile(self._member)
         assert stream is not None, "only plain files come here"
         with files.NewFile(into / name) as target:
-            found = digest.of_pieces(
-                [target.put(start, stream.read(stop - start)) for start, stop in digest.pieces(record.size)]
+            found = digests.of_pieces(
+                [target.put(start, stream.read(stop - start)) for start, stop in digests.pieces(record.size)]
             )
             os.fsync(target.descriptor)
         if found != record.digest:

@@ -1,9 +1,4 @@
-"""The digest of a file's content, over pieces that can be hashed and moved at the same time.
-
-Of at most ``PIECE_BYTES`` it is the SHA-256; of more it is the SHA-256 over the SHA-256 digests (32 bytes each) of the
-pieces, in order. One stream of SHA-256 is slower than a copy; several, on threads, are not: ``hashlib`` lets other
-threads run.
-"""
+"""Hashing files piece by piece, on several threads: ``hashlib`` lets other threads run. See ``digests``."""
 
 from __future__ import annotations
 
@@ -13,24 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from vllm_neuron.digests import of_pieces, pieces
 from vllm_neuron.runtime.cpu import usable_cores
 
-PIECE_BYTES = 4 << 20
 _MOST_THREADS = 8
 _BUFFER_BYTES = 256 << 10
 
 T = TypeVar("T")
-
-
-def of_bytes(data: bytes) -> str:
-    """The digest of ``data``, in hexadecimal."""
-    view = memoryview(data)
-    return of_pieces([hashlib.sha256(view[start:stop]).digest() for start, stop in pieces(len(data))])
-
-
-def of_pieces(digests: Sequence[bytes]) -> str:
-    """The digest of a content from the SHA-256 of each of its pieces, in hexadecimal."""
-    return digests[0].hex() if len(digests) == 1 else hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def of_file(descriptor: int) -> str:
@@ -43,11 +27,6 @@ def of_file(descriptor: int) -> str:
         return hashed.digest()
 
     return of_pieces(over(one, pieces(os.fstat(descriptor).st_size)))
-
-
-def pieces(size: int) -> list[tuple[int, int]]:
-    """Where the pieces of ``size`` bytes begin and end. There is always one, if only an empty one."""
-    return [(start, min(start + PIECE_BYTES, size)) for start in range(0, size, PIECE_BYTES)] or [(0, 0)]
 
 
 def over(function: Callable[[tuple[int, int]], T], spans: Sequence[tuple[int, int]]) -> list[T]:

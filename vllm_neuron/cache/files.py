@@ -12,6 +12,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TypeAlias
 
+from vllm_neuron import digests
 from vllm_neuron.cache import digest
 from vllm_neuron.cache.progress import Progress
 
@@ -106,7 +107,7 @@ def copy_exactly(name: str, size: int, folder: int, to: Path, *, sync: bool, pro
                 raise NotAsExpected(f"{name} ended {size - place} bytes before its {size}")
             return hashed.digest()
 
-        content = digest.of_pieces(digest.over(move, digest.pieces(size)))
+        content = digests.of_pieces(digest.over(move, digests.pieces(size)))
         if sync:
             os.fsync(target.descriptor)
     return content

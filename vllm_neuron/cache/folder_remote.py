@@ -10,6 +10,7 @@ from pathlib import Path
 from vllm_neuron.cache import files, folders, publish, steps, trust
 from vllm_neuron.cache.entry import Entry, EntryState, complete_keys, examine
 from vllm_neuron.cache.key import checked_key
+from vllm_neuron.cache.manifest_folder import MANIFESTS, ManifestFolder
 from vllm_neuron.cache.metadata import (
     MAX_METADATA_BYTES,
     MAX_SIGNATURE_BYTES,
@@ -34,6 +35,8 @@ class FolderRemote:
     def __init__(self, root: Path, *, read_only: bool = False) -> None:
         self.root = root.expanduser().absolute()
         self._read_only = read_only
+        # A dotted name, so that no listing of entries takes it for one.
+        self._manifests = ManifestFolder(self.root / MANIFESTS)
         if self.root.exists() and not self.root.is_dir():
             raise ConfigError(f"the remote cache {self.root} is not a folder: name another one")
 
@@ -90,6 +93,20 @@ class FolderRemote:
     def keys(self) -> list[str]:
         """See ``RemoteTier``."""
         return complete_keys(self.root) if self.root.exists() else []
+
+    def read_manifest(self, key: str) -> bytes | None:
+        """See ``RemoteTier``."""
+        return self._manifests.read(key)
+
+    def write_manifest(self, key: str, data: bytes) -> None:
+        """See ``RemoteTier``."""
+        if self.read_only:
+            raise CacheError(f"the remote cache {self.name} is read-only")
+        self._manifests.write(key, data)
+
+    def manifest_keys(self) -> list[str]:
+        """See ``RemoteTier``."""
+        return self._manifests.keys()
 
     def trim(self) -> int:
         """See ``RemoteTier``."""

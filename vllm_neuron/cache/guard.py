@@ -85,6 +85,18 @@ class Guarded:
         """See ``RemoteTier``."""
         return self._call(self._remote.keys, Progress(), "listing")
 
+    def read_manifest(self, key: str) -> bytes | None:
+        """See ``RemoteTier``."""
+        return self._call(lambda: self._remote.read_manifest(key), Progress(), f"asking for the manifest {key}")
+
+    def write_manifest(self, key: str, data: bytes) -> None:
+        """See ``RemoteTier``."""
+        self._call(lambda: self._remote.write_manifest(key, data), Progress(), f"publishing the manifest {key}")
+
+    def manifest_keys(self) -> list[str]:
+        """See ``RemoteTier``."""
+        return self._call(self._remote.manifest_keys, Progress(), "listing manifests")
+
     def trim(self) -> int:
         """See ``RemoteTier``."""
         return self._call(self._remote.trim, Progress(), "trimming")

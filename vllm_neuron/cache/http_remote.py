@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from vllm_neuron.cache import digest, files, steps, transfer
+from vllm_neuron import digests
+from vllm_neuron.cache import files, steps, transfer
 from vllm_neuron.cache.entry import Entry, marker_of, parse_metadata
 from vllm_neuron.cache.key import checked_key, is_key
+from vllm_neuron.cache.manifest import MAX_MANIFEST_BYTES
+from vllm_neuron.cache.manifest_folder import manifest_path
 from vllm_neuron.cache.metadata import (
     COMPLETE_MARKER,
     MAX_MARKER_BYTES,
@@ -86,20 +89,34 @@ class HttpRemote:
 
     def keys(self) -> list[str]:
         """Keys in the published index. Raises ``CacheError`` where there is none."""
+        return sorted(key for key in self._index("keys") if is_key(key))
+
+    def read_manifest(self, key: str) -> bytes | None:
+        """See ``RemoteTier``."""
+        return self._small(manifest_path(key), MAX_MANIFEST_BYTES)
+
+    def write_manifest(self, key: str, data: bytes) -> None:
+        """Raises ``CacheError``."""
+        raise CacheError(f"the remote cache {self.name} is read-only")
+
+    def manifest_keys(self) -> list[str]:
+        """Trace keys in the published index. Raises ``CacheError`` where there is none."""
+        return [key for key in self._index("manifests") if is_key(key)]
+
+    def trim(self) -> int:
+        """Nothing can be removed here."""
+        return 0
+
+    def _index(self, name: str) -> list[str]:
         text = self._small(INDEX, _MAX_INDEX_BYTES)
         if text is None:
             raise CacheError(
                 f"{self.name} has no {INDEX}; run `vllm-neuron cache index` over the folder that the server shows"
             )
         try:
-            keys = json.loads(text)["keys"]
-            return sorted(key for key in keys if is_key(key))
+            return [key for key in json.loads(text)[name] if isinstance(key, str)]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CacheError(f"{self.name}/{INDEX} is damaged: {error!r}") from error
-
-    def trim(self) -> int:
-        """Nothing can be removed here."""
-        return 0
 
     def _described(self, key: str) -> tuple[Metadata, bytes] | None:
         """The metadata of a finished entry, and the bytes that hold them."""
@@ -133,12 +150,12 @@ class HttpRemote:
                 if response.status in _ABSENT:
                     raise DamagedEntryError(f"the cache entry {self.name}/{key} is damaged: {name} is missing")
                 found = [self._piece(response, target, start, stop, progress)
-                         for start, stop in digest.pieces(record.size)]  # fmt: skip
+                         for start, stop in digests.pieces(record.size)]  # fmt: skip
                 if sum(size for size, _ in found) != record.size or response.read(1):
                     raise DamagedEntryError(
                         f"the cache entry {self.name}/{key} is damaged: {name} is not of {record.size} bytes"
                     )
-            return digest.of_pieces([piece for _, piece in found])
+            return digests.of_pieces([piece for _, piece in found])
 
         if retried(once, f"{self.name}/{key}/{name}") != record.digest:
             raise DamagedEntryError(f"the cache entry {self.name}/{key} is damaged: the digest of {name} differs")

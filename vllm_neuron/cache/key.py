@@ -1,4 +1,4 @@
-"""The key of a compiled artifact: a digest over named parts, kept by name so that a miss can be explained."""
+"""Keys of artifacts and of traces: a digest over named parts, kept by name so that a miss can be explained."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from vllm_neuron.cache.digest import of_bytes as content_digest
 from vllm_neuron.errors import CacheError
 
 if TYPE_CHECKING:
     from vllm_neuron.abi import Abi
-    from vllm_neuron.lowering.module import LoweredModule
+    from vllm_neuron.lowering.module import ModuleIdentity
 
 logger = logging.getLogger("vllm.neuron.cache")
 
@@ -27,13 +26,8 @@ _KEY = re.compile(rf"[0-9a-f]{{{_DIGITS}}}")
 
 
 @dataclass(frozen=True)
-class ArtifactKey:
-    """``digest`` is the first 32 hexadecimal digits of a SHA-256 over ``parts``, in whatever order they are given.
-
-    Parts, each a string: ``module`` and ``abi`` are digests; ``module_format``, ``compiler``, ``compiler_version``,
-    ``flags`` (a JSON list, in the order of the command line, where the last may win), ``target``, ``level`` (``O2``)
-    and ``format`` are values that a person can read.
-    """
+class Key:
+    """``digest`` is the first 32 hexadecimal digits of a SHA-256 over ``parts``, in whatever order they are given."""
 
     digest: str
     parts: Mapping[str, str] = field(compare=False, repr=False)
@@ -42,7 +36,7 @@ class ArtifactKey:
         return self.digest
 
     @classmethod
-    def from_parts(cls, parts: Mapping[str, str]) -> ArtifactKey:
+    def from_parts(cls, parts: Mapping[str, str]) -> Self:
         """The key over ``parts``. Each is hashed on its own, so no two sets of parts read as the same bytes."""
         hashed = {name: sha256(value.encode()) for name, value in parts.items()}
         digest = sha256(canonical_json(hashed).encode())[:_DIGITS]
@@ -52,17 +46,38 @@ class ArtifactKey:
         return cls(digest, dict(parts))
 
 
+class ArtifactKey(Key):
+    """What a compiled artifact is made of.
+
+    Parts, each a string: ``module`` and ``abi`` are digests; ``module_format``, ``compiler``,
+    ``compiler_version``, ``flags`` (a JSON list, in the order of the command line, where the last may win),
+    ``target``, ``level`` (``O2``) and ``format`` are values that a person can read. Where the compiler is given the
+    module in another form, ``converted`` is a digest of that.
+    """
+
+
+class TraceKey(Key):
+    """What a captured graph is made of. The parts are those of ``serve.trace_key``."""
+
+
 def artifact_key(
-    module: LoweredModule, compiler: str, compiler_version: str, flags: Sequence[str], target: str, level: int
+    module: ModuleIdentity,
+    compiler: str,
+    compiler_version: str,
+    flags: Sequence[str],
+    target: str,
+    level: int,
+    *,
+    converted: ModuleIdentity | None = None,
 ) -> ArtifactKey:
-    """The key of what ``compiler`` makes of ``module``.
+    """The key of what ``compiler`` makes of ``module``, or of ``converted``, which was made from it.
 
     Left out on purpose, because the artifact does not depend on them: weights, names of parameters, paths, host,
     user, rank, and the sources of this package (an edit that matters changes the module's bytes).
     """
     return ArtifactKey.from_parts(
         {
-            "module": content_digest(module.data),
+            "module": module.sha256,
             "module_format": module.format,
             "abi": abi_digest(module.abi),
             "compiler": compiler,
@@ -71,6 +86,7 @@ def artifact_key(
             "target": target,
             "level": f"O{level}",
             "format": str(FORMAT_VERSION),
+            **({} if converted is None else {"converted": converted.sha256}),
         }
     )
 

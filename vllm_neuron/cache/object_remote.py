@@ -20,9 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_neuron.cache import digest, files, steps, transfer, trust
+from vllm_neuron import digests
+from vllm_neuron.cache import files, steps, transfer, trust
 from vllm_neuron.cache.entry import Entry, marker_of, parse_metadata
 from vllm_neuron.cache.key import checked_key, is_key
+from vllm_neuron.cache.manifest import MAX_MANIFEST_BYTES
+from vllm_neuron.cache.manifest_folder import manifest_key, manifest_path
 from vllm_neuron.cache.metadata import MAX_METADATA_BYTES, METADATA_FILE, Metadata
 from vllm_neuron.cache.object_store import ObjectStore
 from vllm_neuron.cache.progress import Progress
@@ -112,6 +115,27 @@ class ObjectRemote:
         found = (path.split("/") for path in self._store.find())
         return sorted(parts[0] for parts in found if len(parts) == 2 and parts[1] == MARKER and is_key(parts[0]))
 
+    def read_manifest(self, key: str) -> bytes | None:
+        """See ``RemoteTier``."""
+        try:
+            data = self._store.read(manifest_path(key), 0, MAX_MANIFEST_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise CacheError(f"the manifest {key} in {self.name} is larger than {MAX_MANIFEST_BYTES} bytes")
+        return data
+
+    def write_manifest(self, key: str, data: bytes) -> None:
+        """See ``RemoteTier``."""
+        if self.read_only:
+            raise CacheError(f"the remote cache {self.name} is read-only")
+        self._store.put(manifest_path(key), data)
+
+    def manifest_keys(self) -> list[str]:
+        """See ``RemoteTier``."""
+        found = sorted(self._store.find().items(), key=lambda item: item[1], reverse=True)
+        return [key for path, _ in found if (key := manifest_key(path)) is not None]
+
     def abandoned(self) -> dict[str, float]:
         """Uploads that no marker names, as ``key/upload``, with the time of their last object in Unix seconds."""
         uploads: dict[str, float] = {}
@@ -184,7 +208,7 @@ class ObjectRemote:
 
         with ThreadPoolExecutor(_STREAMS, thread_name_prefix="cache-fetch") as pool:
             try:
-                found = digest.of_pieces(list(pool.map(one, digest.pieces(record.size))))
+                found = digests.of_pieces(list(pool.map(one, digests.pieces(record.size))))
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
         if found != record.digest:

@@ -63,6 +63,10 @@ class ObjectStore:
         """Store ``data`` where nothing is, in one step; ``OSError`` where something is, or the store fails."""
         self._call(lambda store: store.pipe_file(self._full(path), data, mode="create"))
 
+    def put(self, path: str, data: bytes) -> None:
+        """Store ``data``, whatever was there."""
+        self._call(lambda store: store.pipe_file(self._full(path), data))
+
     def replace(self, path: str, data: bytes, version: str) -> None:
         """Store ``data`` in place of the content ``version``: in one step where the store can, else in two."""
         if version and self._scheme in _S3:

@@ -59,6 +59,15 @@ class RemoteTier(Protocol):
     def keys(self) -> list[str]:
         """Keys of the entries that claim to be complete, sorted."""
 
+    def read_manifest(self, key: str) -> bytes | None:
+        """The stored bytes of the manifest of a trace key, at most ``MAX_MANIFEST_BYTES``, unchecked; None for none."""
+
+    def write_manifest(self, key: str, data: bytes) -> None:
+        """Store a manifest in place of any that is there, all of it or nothing."""
+
+    def manifest_keys(self) -> list[str]:
+        """Trace keys of the manifests, the newest first where the store can tell."""
+
     def trim(self) -> int:
         """Remove what publishers who died left behind, where that can be told; return how many things went."""
 

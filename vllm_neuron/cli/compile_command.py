@@ -13,6 +13,7 @@ import typer
 
 from vllm_neuron import envs
 from vllm_neuron.cache.tiers import TieredCache
+from vllm_neuron.compilers.base import check_compiler, compiler_for
 from vllm_neuron.serve.model_folder import check_model_folder
 from vllm_neuron.targets import resolve_target
 
@@ -86,10 +87,13 @@ def _run(context: typer.Context, model: str, targets: list[str] | None, entry_po
     targets = targets or [envs.TARGET_OVERRIDE.get() or "cpu"]
     os.environ[envs.TARGET_OVERRIDE.name] = targets[0]
     envs.check_environment()
-    for target in targets:
-        resolve_target(target)
+    resolved = [resolve_target(target) for target in targets]
     check_model_folder(model)
     TieredCache.from_environment()
+    for target in resolved:
+        if not envs.strict():
+            check_compiler(target)
+        compiler_for(target).version()
     # vLLM takes seconds to import: not for --help, nor for a mistake that can be told without it.
     from vllm_neuron.jobs.command_line import compile_for_targets
 

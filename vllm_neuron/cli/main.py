@@ -7,7 +7,7 @@ import sys
 import typer
 
 from vllm_neuron import __version__
-from vllm_neuron.cli import cache, compile_command, doctor, targets
+from vllm_neuron.cli import cache, compare_command, compile_command, doctor, start_report, targets
 from vllm_neuron.errors import ConfigError, NeuronError
 
 app = typer.Typer(
@@ -20,8 +20,10 @@ app = typer.Typer(
 )
 app.command("compile", context_settings=compile_command.PASS_THROUGH)(compile_command.compile_model)
 app.command("plan", context_settings=compile_command.PASS_THROUGH)(compile_command.plan)
+app.command("compare", context_settings=compile_command.PASS_THROUGH)(compare_command.compare)
 app.command("targets")(targets.show_targets)
 app.command()(doctor.doctor)
+app.command("start-report")(start_report.start_report)
 app.add_typer(cache.app, name="cache")
 
 

@@ -34,7 +34,36 @@ def compile_slot(folder: Path | None, slots: int) -> Iterator[None]:
     if folder is None:
         yield
         return
+    with contextlib.ExitStack() as held:
+        with _gate(folder):
+            held.enter_context(_free_slot(folder, slots))
+        yield
+
+
+@contextlib.contextmanager
+def every_slot(folder: Path | None) -> Iterator[None]:
+    """Hold all places in ``folder``: no other compiler of this user runs on this host meanwhile.
+
+    Whoever waits at the gate holds no place, so the one who is past it gets all of them in the end.
+    """
+    if folder is None:
+        yield
+        return
+    with contextlib.ExitStack() as held:
+        held.enter_context(_gate(folder))
+        for path in sorted(folder.glob("slot-*.lock")):
+            held.enter_context(FileLock(path, mode=0o600))
+        yield
+
+
+def _gate(folder: Path) -> FileLock:
+    """What everyone holds while they take their places, and lets nobody else take one meanwhile."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return FileLock(folder / "gate.lock", mode=0o600)
+
+
+@contextlib.contextmanager
+def _free_slot(folder: Path, slots: int) -> Iterator[None]:
     locks = [FileLock(folder / f"slot-{index}.lock", mode=0o600) for index in range(slots)]
     while True:
         for lock in locks:

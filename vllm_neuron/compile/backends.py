@@ -2,12 +2,14 @@
 
 =================================  ==================================================================================
 ``neuron_native``, ``neuron``      compiles each graph through the cache, and runs it on this machine
+``vllm_neuron``                    the same by the deprecated XLA route
 ``neuron_libtorch_graph_capture``  compiles each graph for the target, and runs nothing: what it returns are zeros
 =================================  ==================================================================================
 
 They are for inference: under ``torch.no_grad()`` or ``torch.inference_mode()``, or for tensors that need no gradient.
-With ``VLLM_NEURON_CPU_COMPILE`` set, ``neuron_native`` runs nothing either; with ``VLLM_NEURON_CPU_MODE``, it leaves
-everything to PyTorch. A graph of dynamic shape is compiled anew for each shape that it is called with.
+With ``VLLM_NEURON_CPU_COMPILE`` set, the first two run nothing either; with ``VLLM_NEURON_CPU_MODE``, they leave
+everything to PyTorch. The last follows the route in force. A graph of dynamic shape is compiled anew for each shape
+that it is called with.
 """
 
 from __future__ import annotations
@@ -17,18 +19,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from vllm_neuron import __version__, envs
 from vllm_neuron.cache.entry import Entry
+from vllm_neuron.compile.outputs import View, take_outputs
 from vllm_neuron.compile.pipeline import Pipeline
 from vllm_neuron.compile.specialize import Specializer, is_dynamic
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.lowering.canonical import CanonicalGraph, canonicalize
 from vllm_neuron.lowering.decompositions import decomposition_table
-from vllm_neuron.lowering.native import lower
+from vllm_neuron.routes import Route, check_available, current_route, default_level, lower, warn_of_deprecation
 from vllm_neuron.runtime.cpu import check_features
 from vllm_neuron.runtime.iree import IreeExecutable
+from vllm_neuron.targets import compile_target
 
 logger = logging.getLogger("vllm.neuron.backends")
 
@@ -44,22 +48,43 @@ def neuron_native(gm: GraphModule, example_inputs: Sequence[Any], **options: Any
     require grad, :class:`ConfigError` for options and for a target that does not run here, and what
     :meth:`Pipeline.resolve` raises. Dynamo shows them inside its own ``BackendCompilerFailed``.
     """
-    _refuse_options(options)
-    if envs.CPU_MODE.get():
-        return gm
-    if envs.CPU_COMPILE.get():
-        return graph_capture(gm, example_inputs)
-    return _compile(gm, example_inputs, _load)
+    return _compile_or_capture(gm, example_inputs, Route.NATIVE, options)
+
+
+def vllm_neuron(gm: GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
+    """As :func:`neuron_native`, by the deprecated XLA route.
+
+    Raises as it does, and :class:`ConfigError` where JAX is not installed.
+    """
+    warn_of_deprecation()
+    return _compile_or_capture(gm, example_inputs, Route.XLA, options)
 
 
 def graph_capture(gm: GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
-    """Compile a Dynamo graph for the target in force, into the cache, and run nothing.
+    """Compile a Dynamo graph by the route and for the target in force, into the cache, and run nothing.
 
     The callable returns zeros of the right shapes, dtypes and strides, so that a program of several graphs can
     be captured in one go, and leaves mutated inputs as they are. Raises as :func:`neuron_native` does.
     """
     _refuse_options(options)
-    return _compile(gm, example_inputs, _zeros)
+    return _compile(gm, example_inputs, current_route(), _zeros)
+
+
+def _compile_or_capture(
+    gm: GraphModule, example_inputs: Sequence[Any], route: Route, options: dict[str, Any]
+) -> Compiled:
+    _refuse_options(options)
+    if envs.CPU_MODE.get():
+        return gm
+    if envs.CPU_COMPILE.get():
+        return _compile(gm, example_inputs, route, _zeros)
+    target = compile_target()
+    if not target.runs_here:
+        raise ConfigError(
+            f"the target is {target.name}, which does not run here: compile ahead with backend="
+            "'neuron_libtorch_graph_capture', or unset NEURON_PLATFORM_TARGET_OVERRIDE"
+        )
+    return _compile(gm, example_inputs, route, _load)
 
 
 def _refuse_options(options: dict[str, Any]) -> None:
@@ -68,7 +93,8 @@ def _refuse_options(options: dict[str, Any]) -> None:
         raise ConfigError(f"torch.compile was given {given}, but the Neuron backends take no options and no mode")
 
 
-def _compile(gm: GraphModule, example_inputs: Sequence[Any], finish: _Finish) -> Compiled:
+def _compile(gm: GraphModule, example_inputs: Sequence[Any], route: Route, finish: _Finish) -> Compiled:
+    check_available(route)
     if torch.is_grad_enabled() and any(_requires_grad(value) for value in example_inputs):
         raise UnsupportedError(
             "a compiled graph has no backward pass, and an input or a parameter requires grad: call the model under "
@@ -80,7 +106,7 @@ def _compile(gm: GraphModule, example_inputs: Sequence[Any], finish: _Finish) ->
         from torch._dynamo.backends.common import aot_autograd
 
         def compile_graph(aten: GraphModule, _: Sequence[Any]) -> Compiled:
-            boxed: Compiled = make_boxed_func(_Graph(aten, finish))
+            boxed: Compiled = make_boxed_func(_Graph(aten, route, finish))
             return boxed
 
         backend = aot_autograd(
@@ -104,44 +130,27 @@ def _requires_grad(value: Any) -> bool:
 class _Graph:
     """One AOTAutograd graph, compiled: called with its inputs, returns the list of its outputs."""
 
-    def __init__(self, aten: GraphModule, finish: _Finish) -> None:
+    def __init__(self, aten: GraphModule, route: Route, finish: _Finish) -> None:
         placeholders = [node for node in aten.graph.nodes if node.op == "placeholder"]
-        self.outputs, self.strides = _take_tensors(aten)
+        self.outputs, self.layouts = take_outputs(aten)
         graph = canonicalize(aten, [f"input{index}" for index in range(len(placeholders))])
         self.positions = graph.input_positions
         # Nothing is left to compile where all outputs are views of inputs: AOTAutograd makes those itself.
-        self.run = finish(graph, _resolve(graph)) if graph.abi.outputs else None
+        self.run = finish(graph, _resolve(graph, route)) if graph.abi.outputs else None
 
     def __call__(self, *inputs: Any) -> list[Any]:
         results = self.run([inputs[position] for position in self.positions]) if self.run else []
-        tensors = iter(_with_strides(result, strides) for result, strides in zip(results, self.strides, strict=True))
-        return [next(tensors) if isinstance(output, Node) else output for output in self.outputs]
+        laid_out = [layout.apply(result) for layout, result in zip(self.layouts, results, strict=True)]
+        return [output.of(laid_out) if isinstance(output, View) else output for output in self.outputs]
 
 
-def _take_tensors(aten: GraphModule) -> tuple[list[Any], list[tuple[int, ...]]]:
-    """Leave only tensors among the graph's outputs. The outputs that it had, and the strides of the tensors."""
-    output = aten.graph.output_node()
-    outputs: list[Any] = list(output.args[0])  # type: ignore[arg-type]
-    tensors = [value for value in outputs if isinstance(value, Node)]
-    output.args = (tuple(tensors),)
-    return outputs, [tuple(node.meta["val"].stride()) for node in tensors]
-
-
-def _with_strides(result: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The result laid out in memory as PyTorch lays it out: what comes after may depend on it."""
-    if result.stride() == strides or not result.numel():
-        return result
-    single = result[tuple(slice(1) if stride == 0 else slice(None) for stride in strides)]
-    return torch.empty_strided(single.shape, strides, dtype=result.dtype).copy_(single).expand(result.shape)
-
-
-def _resolve(graph: CanonicalGraph) -> Entry:
+def _resolve(graph: CanonicalGraph, route: Route) -> Entry:
     provenance = {
         "graph": "a graph of user code",
         "inputs": [str(spec) for spec in graph.abi.inputs],
         "versions": {"vllm-neuron": __version__, "torch": torch.__version__},
     }
-    return Pipeline.from_environment().resolve(lower(graph), provenance).entry
+    return Pipeline.from_environment(default_level(route)).resolve(lower(graph, route), provenance).entry
 
 
 def _load(graph: CanonicalGraph, entry: Entry) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:

@@ -19,15 +19,17 @@ from vllm_neuron.cache.entry import Entry, write_entry
 from vllm_neuron.cache.key import ArtifactKey, artifact_key
 from vllm_neuron.cache.steps import Step
 from vllm_neuron.cache.tiers import TieredCache
-from vllm_neuron.compile.admission import compile_slot, compile_workers
-from vllm_neuron.compilers.base import Compiler, compiler_for, run_compiler
+from vllm_neuron.compile.attempt import Work, compile_admitted
+from vllm_neuron.compilers.base import Compiler, compiler_for
 from vllm_neuron.errors import CacheError, CacheMissError
-from vllm_neuron.lowering.module import LoweredModule
+from vllm_neuron.lowering.module import LoweredModule, ModuleIdentity
+from vllm_neuron.routes import Route, default_level, to_stablehlo
 from vllm_neuron.targets import Target, compile_target, lookup_targets
 
 logger = logging.getLogger("vllm.neuron.compile")
 
-DEFAULT_LEVEL = 2
+DEFAULT_LEVEL = default_level(Route.NATIVE)
+CONVERTED_FILE = "converted.mlir"
 
 
 class Source(StrEnum):
@@ -65,7 +67,8 @@ class Resolution:
 class Pipeline:
     """Resolves modules to entries for one route, level and list of targets.
 
-    ``targets`` are looked up in order; a miss of all is compiled for ``compile_for``.
+    ``targets`` are looked up in order; a miss of all is compiled for ``compile_for``. ``compiler_args`` are given to
+    the compiler after our own flags, and are part of the key; they are in canonical form.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Pipeline:
         *,
         strict: bool = False,
         publish: Publish = Publish.NONE,
+        compiler_args: Sequence[str] = (),
     ) -> None:
         self.cache = cache
         self.compile_for = compile_for
@@ -84,23 +88,33 @@ class Pipeline:
         self.level = level
         self.strict = strict
         self.publish = publish
+        self.compiler_args = tuple(compiler_args)
 
     @classmethod
-    def from_environment(cls, level: int = DEFAULT_LEVEL) -> Pipeline:
+    def from_environment(cls, level: int = DEFAULT_LEVEL, compiler_args: Sequence[str] = ()) -> Pipeline:
         """The pipeline that the variables describe. Raises :class:`ConfigError` where they contradict one another."""
         strict = envs.strict()
         publish = Publish.NONE if strict else Publish.BEST_EFFORT
         cache = TieredCache.from_environment()
-        return cls(cache, compile_target(), lookup_targets(), level, strict=strict, publish=publish)
+        return cls(
+            cache, compile_target(), lookup_targets(), level,
+            strict=strict, publish=publish, compiler_args=compiler_args,
+        )  # fmt: skip
 
-    def key(self, module: LoweredModule, target: Target | None = None) -> ArtifactKey:
+    def check_keys(self) -> None:
+        """Raises :class:`CompileError` where no key can be made here: it has the compiler's version. Before capture."""
+        compiler_for(self.compile_for).version()
+
+    def key(self, module: ModuleIdentity, target: Target | None = None) -> ArtifactKey:
         """The key of ``module`` for ``target``, by default the one that a miss is compiled for."""
         target = target or self.compile_for
         compiler = compiler_for(target)
-        flags = compiler.flags(target, self.level, module)
-        return artifact_key(module, compiler.name, compiler.version(), flags, target.name, self.level)
+        converted = _converted(module, compiler)
+        flags = self._flags(target, converted or module)
+        version = compiler.version()
+        return artifact_key(module, compiler.name, version, flags, target.name, self.level, converted=converted)
 
-    def lookup(self, module: LoweredModule) -> Resolution | None:
+    def lookup(self, module: ModuleIdentity) -> Resolution | None:
         """The best entry that a tier has, or None. Compiles nothing."""
         start = time.monotonic()
         for target in self.targets:
@@ -110,25 +124,30 @@ class Pipeline:
                 return Resolution(key, found.entry, Source(found.tier), target, time.monotonic() - start)
         return None
 
-    def resolve(self, module: LoweredModule, provenance: Mapping[str, Any]) -> Resolution:
+    def has(self, module: ModuleIdentity) -> bool:
+        """Whether a tier says that it has an entry. Fetches nothing."""
+        return any(self.cache.where(self.key(module, target).digest) for target in self.targets)
+
+    def resolve(self, module: ModuleIdentity, provenance: Mapping[str, Any]) -> Resolution:
         """The entry for ``module``, compiled if no tier has it, and published as the policy says.
 
         ``provenance`` is stored beside a new entry, unhashed, so that a later miss can be explained; its ``graph`` is
-        the name for messages. Raises :class:`CacheMissError` in strict mode, :class:`CompileError` where the compiler
-        fails, :class:`CacheError` where a required publish fails.
+        the name for messages. Raises :class:`CacheMissError` in strict mode, and for a module of which only the
+        identity is known; :class:`CompileError` where the compiler fails, :class:`CacheError` where a required publish
+        fails.
         """
         start = time.monotonic()
         resolution = self.lookup(module) or self._compile_once(module, provenance)
         published = self._publish(resolution)
         return replace(resolution, seconds=time.monotonic() - start, published=published)
 
-    def _compile_once(self, module: LoweredModule, provenance: Mapping[str, Any]) -> Resolution:
+    def _compile_once(self, module: ModuleIdentity, provenance: Mapping[str, Any]) -> Resolution:
         key = self.key(module)
-        if self.strict:
+        if self.strict or not isinstance(module, LoweredModule):
             misses.record(self.cache.local, key, provenance)
             raise CacheMissError(
-                f"Strict mode: graph {provenance.get('graph', 'of user code')} (key {key.digest}) "
-                f"is in none of: {', '.join(self.cache.describe())}"
+                f"{'Strict mode: ' if self.strict else ''}graph {provenance.get('graph', 'of user code')} "
+                f"(key {key.digest}) is in none of: {', '.join(self.cache.describe())}"
             )
         with self.cache.lock(key.digest):
             steps.reached(Step.LOCKED)
@@ -149,18 +168,24 @@ class Pipeline:
                 logger.warning("%s was compiled, but not published: %s", resolution.key.digest, error)
         return False
 
+    def _flags(self, target: Target, module: ModuleIdentity) -> tuple[str, ...]:
+        return (*compiler_for(target).flags(target, self.level, module), *self.compiler_args)
+
     def _compile(self, module: LoweredModule, key: ArtifactKey, provenance: Mapping[str, Any]) -> Entry:
         compiler = compiler_for(self.compile_for)
-        flags = compiler.flags(self.compile_for, self.level, module)
+        converted = _converted(module, compiler)
         graph = provenance.get("graph", "a graph of user code")
+        about = f"{graph} for {self.compile_for.name} (key {key.digest})"
+        flags = self._flags(self.compile_for, converted or module)
+        given = module.file_name if converted is None else CONVERTED_FILE
+        work = Work(key.digest, given, artifact_name(compiler, key), flags, about)
 
         def fill(folder: Path) -> None:
             (folder / module.file_name).write_bytes(module.data)
+            if converted is not None:
+                (folder / given).write_bytes(converted.data)
             steps.reached(Step.MODULE_WRITTEN)
-            with compile_slot(self.cache.local.shared_folder("slots"), compile_workers(compiler.memory_bytes)):
-                logger.info("Compiling %s for %s (key %s)", graph, self.compile_for.name, key.digest)
-                steps.reached(Step.COMPILING)
-                report = run_compiler(compiler, folder, module.file_name, flags, artifact_name(compiler, key))
+            report = compile_admitted(self.cache.local, compiler, work, folder)
             steps.reached(Step.COMPILED)
             write_entry(
                 folder,
@@ -173,6 +198,14 @@ class Pipeline:
             )
 
         return self.cache.local.build(key.digest, fill)
+
+
+def _converted(module: ModuleIdentity, compiler: Compiler) -> LoweredModule | None:
+    """The module in the form that the compiler takes; None where it takes the module as it is."""
+    if module.format in compiler.formats:
+        return None
+    assert isinstance(module, LoweredModule), "only modules of the native route are recalled without their bytes"
+    return to_stablehlo(module)
 
 
 def artifact_name(compiler: Compiler, key: ArtifactKey) -> str:

@@ -11,7 +11,7 @@ from vllm_neuron.compile.admission import compile_workers
 from vllm_neuron.compile.pipeline import Pipeline, Resolution
 from vllm_neuron.compilers.base import compiler_for
 from vllm_neuron.errors import NeuronError
-from vllm_neuron.lowering.module import LoweredModule
+from vllm_neuron.lowering.module import ModuleIdentity
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class GraphRequest:
     """One named graph to resolve, with the provenance that a new entry for it records."""
 
     name: str
-    module: LoweredModule
+    module: ModuleIdentity
     provenance: dict[str, Any]
 
 

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Protocol
 from vllm_neuron import envs
 from vllm_neuron.compilers import supervisor
 from vllm_neuron.compilers.supervisor import Job, Result
-from vllm_neuron.errors import CompileError
+from vllm_neuron.errors import CompileError, CompilerMemoryError
 
 if TYPE_CHECKING:
-    from vllm_neuron.lowering.module import LoweredModule
+    from vllm_neuron.lowering.module import ModuleIdentity
     from vllm_neuron.targets import Target
 
 LOG_NAME = "compiler.log"
@@ -39,14 +39,16 @@ class Compiler(Protocol):
 
     name: str
     artifact_suffix: str
+    formats: Sequence[str]  # of modules (``LoweredModule.format``) that it takes
     memory_bytes: int  # host memory to reserve for one compile
     error_pattern: re.Pattern[str]  # the first log line that it matches names the cause of a failure
+    memory_pattern: re.Pattern[str]  # what its log says where this host's memory was too small
     log_file: str  # a log that the compiler writes into its working directory; "" for none
 
     def version(self) -> str:
         """The exact version, part of the key. Cheap."""
 
-    def flags(self, target: Target, level: int, module: LoweredModule) -> tuple[str, ...]:
+    def flags(self, target: Target, level: int, module: ModuleIdentity) -> tuple[str, ...]:
         """Everything that decides the artifact, but the module: canonical, without paths; part of the key."""
 
     def command(self, module_path: Path, artifact_path: Path, flags: Sequence[str]) -> list[str]:
@@ -84,6 +86,11 @@ def compiler_for(target: Target) -> Compiler:
     return NeuronxCompiler()
 
 
+def check_compiler(target: Target) -> None:
+    """Raises ``CompileError`` where the target's compiler is not here: how to get it, and what goes without it."""
+    compiler_for(target).command(Path("module"), Path("artifact"), ())
+
+
 def run_compiler(
     compiler: Compiler,
     folder: Path,
@@ -96,7 +103,8 @@ def run_compiler(
 
     Writes ``compiler.log`` and ``command.txt`` beside them. The compiler works in a scratch folder, under the files'
     bare names, so that no path gets into the artifact. Killing the caller at any moment leaves no process of the
-    compiler. ``timeout`` is in seconds. Raises ``CompileError`` with a diagnosis; then there is no artifact.
+    compiler. ``timeout`` is in seconds. Raises ``CompileError`` with a diagnosis, ``CompilerMemoryError`` where this
+    host's memory was too small; then there is no artifact.
     """
     folder = folder.absolute()
     command = compiler.command(Path(module_file), Path(artifact_file), flags)
@@ -113,15 +121,15 @@ def run_compiler(
     )
     result = _supervise(job)
     if result is None or result["outcome"] != "exited" or result["returncode"]:
-        raise CompileError(_diagnosis(compiler, job, result))
+        raise _failure(compiler, job, result)
     artifact = folder / artifact_file
     if not artifact.exists():
         raise CompileError(f"{compiler.name} ended without an error and without an artifact. Log: {job['log']}")
     try:
         compiler.verify(artifact)
-    except CompileError:
+    except CompileError as error:
         artifact.unlink()
-        raise
+        raise CompileError(f"{compiler.name} ended without an error, but {error}. Log: {job['log']}") from None
     return CompileReport(artifact, result["seconds"], result["peak_memory_bytes"], command, folder / LOG_NAME)
 
 
@@ -170,14 +178,20 @@ def _kill_strays(scratch: str) -> None:
         time.sleep(0.01)
 
 
-def _diagnosis(compiler: Compiler, job: Job, result: Result | None) -> str:
+def _failure(compiler: Compiler, job: Job, result: Result | None) -> CompileError:
     """How the compile ended, the line of the log that names the cause, what to do, and the end of the log."""
     first_error, tail = _read_log(Path(job["log"]), compiler.error_pattern)
+    text = f"{first_error}\n{tail}"
     returncode = result["returncode"] if result and result["outcome"] == "exited" else 0
-    advice = (compiler.advice(returncode, f"{first_error}\n{tail}") if returncode else "") or _memory_advice(returncode)
-    parts = [f"{compiler.name} {_ending(job, result)}", first_error and f"First error: {first_error}", advice,
-             f"Log: {job['log']}"]  # fmt: skip
-    return ". ".join(part.rstrip(".") for part in parts if part) + (f"\n{tail}" if tail else "")
+    killed = returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    advice = compiler.advice(returncode, text) if returncode else ""
+    if result and result["outcome"] == "timeout":
+        advice = f"If it was making progress, raise {envs.COMPILER_TIMEOUT.name}"
+    parts = [f"{compiler.name} {_ending(job, result)}", first_error and f"First error: {first_error}",
+             advice or (_memory_advice() if killed else ""), f"Log: {job['log']}"]  # fmt: skip
+    message = ". ".join(part.rstrip(".") for part in parts if part) + (f"\n{tail}" if tail else "")
+    lacked_memory = killed or (returncode and compiler.memory_pattern.search(text))
+    return CompilerMemoryError(message) if lacked_memory else CompileError(message)
 
 
 def _ending(job: Job, result: Result | None) -> str:
@@ -194,9 +208,7 @@ def _ending(job: Job, result: Result | None) -> str:
     return f"failed with exit code {result['returncode']}"
 
 
-def _memory_advice(returncode: int) -> str:
-    if returncode not in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        return ""
+def _memory_advice() -> str:
     workers = envs.COMPILE_WORKERS
     return ("Most likely the machine ran out of memory: "
             f"lower {workers.name} (now {workers.get()}), or give it more memory")  # fmt: skip

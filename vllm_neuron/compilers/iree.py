@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from vllm_neuron.errors import CompileError, ConfigError
 
 if TYPE_CHECKING:
-    from vllm_neuron.lowering.module import LoweredModule
+    from vllm_neuron.lowering.module import ModuleIdentity
     from vllm_neuron.targets import Target
 
 # What this package is built for, and what a host without the compiler looks artifacts up with.
@@ -28,15 +28,17 @@ class IreeCompiler:
 
     name = "iree"
     artifact_suffix = "vmfb"
+    formats: Sequence[str] = ("stablehlo",)
     memory_bytes = 1 << 29  # measured: under 200 MB for 32 layers of 4096
     error_pattern = re.compile(r"\berror:|LLVM ERROR|PLEASE submit a bug report")
+    memory_pattern = re.compile("LLVM ERROR: out of memory")
     log_file = ""
 
     def version(self) -> str:
         """The installed compiler's version; where there is none, of the release that this package is built for."""
         return _installed_version() or RELEASE
 
-    def flags(self, target: Target, level: int, module: LoweredModule) -> tuple[str, ...]:
+    def flags(self, target: Target, level: int, module: ModuleIdentity) -> tuple[str, ...]:
         """IREE's own level of that number and our fixed flags.
 
         Raises ``ConfigError`` for a level outside 0 to 3 and for a module that is not StableHLO.

@@ -14,9 +14,11 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_neuron import envs
+from vllm_neuron.compilers.base import check_compiler
 from vllm_neuron.jobs.compile_only import compile_model
 from vllm_neuron.jobs.report import JobReport
 from vllm_neuron.serve.model_folder import check_dtype_known
+from vllm_neuron.targets import resolve_target
 
 _USAGE = {"server": UsageContext.OPENAI_API_SERVER, "llm": UsageContext.LLM_CLASS}
 
@@ -37,6 +39,9 @@ def compile_arguments(arguments: argparse.Namespace, targets: Sequence[str], ent
     if arguments.model_tag is not None:
         arguments.model = arguments.model_tag
     start = time.monotonic()
+    if not envs.strict():
+        for target in targets:
+            check_compiler(resolve_target(target))
     reports = []
     for target in targets:
         os.environ[envs.TARGET_OVERRIDE.name] = target

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from vllm_neuron import envs
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compile.pipeline import Pipeline, Publish
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
-from vllm_neuron.errors import CacheMissError
+from vllm_neuron.compilers.base import check_compiler
+from vllm_neuron.errors import CacheError, CacheMissError
 from vllm_neuron.jobs.report import GraphLine, JobReport
-from vllm_neuron.serve.buckets import Bucket, buckets_for
+from vllm_neuron.serve.buckets import Bucket, buckets_for, compiler_arguments
 from vllm_neuron.serve.provenance import provenance
+from vllm_neuron.serve.trace_cache import TraceCache, TracedGraph, open_for_compiling
 from vllm_neuron.serve.tracing import trace
 from vllm_neuron.targets import Target, compile_target
 
@@ -26,40 +29,65 @@ OnLine = Callable[[GraphLine, int, int], None]
 def compile_model(vllm_config: Any, on_line: OnLine | None = None) -> JobReport:
     """Compile every graph of one configuration for the target in force, and publish what the remote tier lacks.
 
-    In strict mode nothing is compiled or published: the report says what is missing. ``on_line`` is called as graphs
-    finish, with the line, how many are done and how many there are. Raises :class:`CaptureError` or
-    :class:`UnsupportedOpError` where a graph can't be captured; what the compiler or a tier refuses is in the report.
+    Their manifests are stored and published with them, so that production need not capture. In strict mode nothing is
+    compiled or published: the report says what is missing. ``on_line`` is called as graphs finish, with the line, how
+    many are done and how many there are. Raises :class:`CompileError` where the compiler is missing, before anything
+    is captured, and :class:`CaptureError` or :class:`UnsupportedOpError` where a graph
+    can't be captured; what the compiler or a tier refuses is in the report.
     """
     start = time.monotonic()
     target = compile_target()
     buckets = buckets_for(vllm_config)
-    pipeline = _pipeline(target, int(vllm_config.optimization_level))
+    pipeline = _pipeline(vllm_config, target)
+    if not pipeline.strict:
+        check_compiler(target)
+    pipeline.check_keys()
     report = JobReport(vllm_config.model_config.model, tiers=pipeline.cache.describe())
     logger.info("Compiling %d graphs of %s for %s", len(buckets), report.model, target.name)
-    done: list[str] = []
+    traces = None if pipeline.strict else open_for_compiling(vllm_config, pipeline.cache)
+    traced: dict[str, TracedGraph] = {}
+    lines: dict[str, GraphLine] = {}
 
     def finished(outcome: GraphOutcome) -> None:
-        done.append(outcome.request.name)
         line = _line(pipeline, outcome, target)
-        logger.info("%s: %s (%d of %d, %.1f s)", line.graph, line.source, len(done), len(buckets), line.seconds)
+        if traces is not None and line.ok:
+            line = _with_manifest(line, traces, traced[line.graph])
+        lines[line.graph] = line
+        logger.info("%s: %s (%d of %d, %.1f s)", line.graph, line.source, len(lines), len(buckets), line.seconds)
         if on_line is not None:
-            on_line(line, len(done), len(buckets))
+            on_line(line, len(lines), len(buckets))
 
-    outcomes = resolve_all(pipeline, _requests(vllm_config, buckets), finished)
-    report.graphs = [_line(pipeline, outcome, target) for outcome in outcomes]
+    resolve_all(pipeline, _requests(vllm_config, buckets, traced), finished)
+    report.graphs = [lines[bucket.name] for bucket in buckets]
     report.seconds = time.monotonic() - start
     return report
 
 
-def _pipeline(target: Target, level: int) -> Pipeline:
+def _pipeline(vllm_config: Any, target: Target) -> Pipeline:
     strict = envs.strict()
-    publish = Publish.NONE if strict else Publish.REQUIRED
-    return Pipeline(TieredCache.from_environment(), target, [target], level, strict=strict, publish=publish)
+    return Pipeline(
+        TieredCache.from_environment(),
+        target,
+        [target],
+        int(vllm_config.optimization_level),
+        strict=strict,
+        publish=Publish.NONE if strict else Publish.REQUIRED,
+        compiler_args=compiler_arguments(vllm_config.additional_config),
+    )
 
 
-def _requests(vllm_config: Any, buckets: list[Bucket]) -> Iterator[GraphRequest]:
-    for traced in trace(vllm_config, buckets):
-        yield GraphRequest(traced.bucket.name, traced.module, provenance(vllm_config, traced.bucket))
+def _requests(vllm_config: Any, buckets: list[Bucket], traced: dict[str, TracedGraph]) -> Iterator[GraphRequest]:
+    for graph in trace(vllm_config, buckets):
+        traced[graph.bucket.name] = graph
+        yield GraphRequest(graph.bucket.name, graph.module, provenance(vllm_config, graph.bucket))
+
+
+def _with_manifest(line: GraphLine, traces: TraceCache, traced: TracedGraph) -> GraphLine:
+    try:
+        traces.publish(traces.keep(traced))
+    except CacheError as error:
+        return replace(line, source="failed", error=str(error))
+    return line
 
 
 def _line(pipeline: Pipeline, outcome: GraphOutcome, target: Target) -> GraphLine:

@@ -11,6 +11,7 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_aggregate, map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -205,7 +206,7 @@ def _portable(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rebuild(gm: GraphModule, source: _Source, nodes: list[Node], outputs: list[Node]) -> GraphModule:
-    graph, mode = Graph(), FakeTensorMode(allow_non_fake_inputs=True)
+    graph, fakes = Graph(), _Fakes()
     literals: dict[str, Any] = {}
     copies: dict[Node, Node] = {}
     for node in nodes:
@@ -219,10 +220,11 @@ def _rebuild(gm: GraphModule, source: _Source, nodes: list[Node], outputs: list[
         else:
             args, kwargs = map_arg(source.operands[node], copies.__getitem__)
             copy = graph.create_node("call_function", node.target, args, kwargs, name=f"v{len(copies)}")
-        copy.meta["val"] = map_aggregate(value, lambda leaf: _fake(mode, leaf))
+        copy.meta["val"] = map_aggregate(value, fakes.like)
         copies[node] = copy
     graph.output(tuple(copies[node] for node in outputs))
-    return GraphModule(literals, graph)
+    # Its Python code is generated only if someone runs the graph.
+    return _LazyGraphModule(literals, graph)
 
 
 def _literal(gm: GraphModule, node: Node) -> torch.Tensor:
@@ -237,13 +239,27 @@ def _literal(gm: GraphModule, node: Node) -> torch.Tensor:
     return value.detach()
 
 
-def _fake(mode: FakeTensorMode, value: Any) -> Any:
-    """A CPU fake tensor of the same shape, strides, offset and dtype; everything else as it is."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    with mode:
-        fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
-        if offset := value.storage_offset():
-            span = offset + fake.untyped_storage().nbytes() // fake.element_size()
-            fake = torch.empty(span, dtype=value.dtype).as_strided(value.shape, value.stride(), offset)
-        return fake
+class _Fakes:
+    """CPU fake tensors, one for each layout: it takes longer to make one than to capture an operator."""
+
+    def __init__(self) -> None:
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._made: dict[Any, torch.Tensor] = {}
+
+    def like(self, value: Any) -> Any:
+        """A fake tensor of the same shape, strides, offset and dtype; what is no tensor as it is."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        layout = (tuple(value.shape), value.stride(), int(value.storage_offset()), value.dtype)
+        if layout not in self._made:
+            with self._mode:
+                self._made[layout] = self._make(*layout)
+        return self._made[layout]
+
+    @staticmethod
+    def _make(shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: torch.dtype) -> torch.Tensor:
+        fake = torch.empty_strided(shape, strides, dtype=dtype)
+        if not offset:
+            return fake
+        span = offset + fake.untyped_storage().nbytes() // fake.element_size()
+        return torch.empty(span, dtype=dtype).as_strided(shape, strides, offset)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import operator
+import sys
+import types
 from typing import Any
 
 import torch
@@ -34,11 +37,11 @@ def lower(graph: CanonicalGraph) -> LoweredModule:
     # Dynamo compiles while its own fake mode is active.
     with _disable_current_modes():
         _refuse_complex(graph.graph_module)
-        gm = passes.prepare(graph.graph_module)
+        prepared = passes.prepare(graph.graph_module)
         try:
-            module = _to_stablehlo(gm)
+            module = _to_stablehlo(prepared)
         except _failures() as error:
-            raise UnsupportedOpError(_explain(gm, error)) from error
+            raise UnsupportedOpError(_explain(prepared, error)) from error
     stablehlo.rewrite(module)
     _run(module, _CLEAN)
     protection.protect(module, graph.abi.aliases)
@@ -56,18 +59,26 @@ def _refuse_complex(gm: GraphModule) -> None:
             )
 
 
-def _to_stablehlo(gm: GraphModule) -> Any:
+def _to_stablehlo(graph: Graph) -> Any:
     from torch_mlir import ir
     from torch_mlir.dialects import torch as torch_dialect
     from torch_mlir.extras.fx_importer import FxImporter
 
+    _spare_lookups()
     context = ir.Context()
     torch_dialect.register_dialect(context)
     importer = FxImporter(context=context)
-    importer.import_stateless_graph(gm.graph, func_name="main")
+    importer.import_stateless_graph(graph, func_name="main")
     for pipeline in _PIPELINES:
         _run(importer.module, pipeline)
     return importer.module
+
+
+def _spare_lookups() -> None:
+    """Give StableHLO an empty Python module: else the bindings search for one each time they meet an operation."""
+    name = "torch_mlir.dialects.stablehlo"
+    if name not in sys.modules and importlib.util.find_spec(name) is None:
+        sys.modules[name] = types.ModuleType(name)
 
 
 def _run(module: Any, pipeline: str) -> None:
@@ -84,10 +95,10 @@ def _failures() -> tuple[type[Exception], ...]:
     return (ir.MLIRError, AssertionError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
-def _explain(gm: GraphModule, error: Exception) -> str:
+def _explain(graph: Graph, error: Exception) -> str:
     """Names the first operator that can't be lowered by itself: torch-mlir may name a constant that was left over."""
     tried = set()
-    for node in gm.graph.nodes:
+    for node in graph.nodes:
         if isinstance(node.target, OpOverload) and (call := passes.describe(node)) not in tried:
             tried.add(call)
             try:
@@ -97,9 +108,9 @@ def _explain(gm: GraphModule, error: Exception) -> str:
     return f"the graph can't be lowered to StableHLO: {next(iter(str(error).splitlines()), type(error).__name__)}"
 
 
-def _alone(node: Node) -> GraphModule:
+def _alone(node: Node) -> Graph:
     assert isinstance(node.target, OpOverload)
-    graph = Graph()
+    graph = Graph(owning_module=node.graph.owning_module)
     inputs = {argument: graph.placeholder(argument.name) for argument in node.all_input_nodes}
     for argument, copy in inputs.items():
         copy.meta["val"] = argument.meta["val"]
@@ -112,4 +123,4 @@ def _alone(node: Node) -> GraphModule:
         for item, value in zip(items, values, strict=True):
             item.meta["val"] = value
         graph.output(tuple(items))
-    return GraphModule({}, graph)
+    return graph

@@ -19,22 +19,24 @@ _aten = torch.ops.aten
 _PRIMS_CONVERT = torch.ops.prims.convert_element_type.default
 
 
-def prepare(gm: GraphModule) -> GraphModule:
-    """A copy of ``gm``, ready for import: every index within its tensor, and nothing that torch-mlir gets wrong.
+def prepare(gm: GraphModule) -> Graph:
+    """A copy of ``gm``'s graph, ready for import: every index in range, and nothing that torch-mlir gets wrong.
 
-    Raises :class:`UnsupportedOpError` for random numbers and for writes through a mask that have no static form.
+    Its literals stay with ``gm``. Raises :class:`UnsupportedOpError` for random numbers and for writes through a mask
+    that have no static form.
     """
-    graph = Graph()
+    graph = Graph(owning_module=gm)
     graph.output(graph.graph_copy(gm.graph, {}))
-    copy = GraphModule(gm, graph)
     for node in list(graph.nodes):
         if node.op == "call_function":
             _refuse_random(node)
-            if node.target in _REPLACEMENTS:
+            if _is_empty(node):
+                _replace_empty(graph, node)
+            elif node.target in _REPLACEMENTS:
                 _REPLACEMENTS[node.target](graph, node)
     guard_indices(graph)
     _repeat_literals(graph)
-    return copy
+    return graph
 
 
 def _repeat_literals(graph: Graph) -> None:
@@ -67,6 +69,20 @@ def _describe_argument(arg: Any) -> str:
     if isinstance(arg, list | tuple):
         return f"[{', '.join(map(_describe_argument, arg))}]"
     return str(arg)
+
+
+def _is_empty(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not value.numel()
+
+
+def _replace_empty(graph: Graph, node: Node) -> None:
+    """Nothing has to be computed for no elements, and torch-mlir lowers few operators for them."""
+    value = node.meta["val"]
+    options = {"mode": value.fake_mode, "dtype": value.dtype, "device": torch.device("cpu")}
+    with graph.inserting_before(node):
+        result = call(graph, _aten.full.default, list(value.shape), 0, **options)
+    _replace(graph, node, result)
 
 
 def _refuse_random(node: Node) -> None:

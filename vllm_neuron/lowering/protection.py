@@ -37,7 +37,7 @@ _VIEWS = frozenset(
         "stablehlo.transpose",
     }
 )
-# Arithmetic that a compiler can find to change nothing, alone, in pairs, or with a constant for one operand.
+# Arithmetic that a compiler can find to change nothing: alone or in pairs, with a constant, with equal operands.
 _UNARY = frozenset({"stablehlo.convert", "stablehlo.negate", "stablehlo.not", "stablehlo.reduce_precision"})
 _BINARY = frozenset(
     {
@@ -57,6 +57,7 @@ _BINARY = frozenset(
         "stablehlo.xor",
     }
 )
+_IDEMPOTENT = frozenset({"stablehlo.and", "stablehlo.maximum", "stablehlo.minimum", "stablehlo.or"})
 _IN_PLACE = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter", "stablehlo.sort", "stablehlo.while"})
 
 
@@ -216,7 +217,9 @@ def _same_memory(operation: Any, index: int) -> list[Any]:
         return filled if len(filled) == 1 else []
     if name in ("stablehlo.select", "stablehlo.clamp"):
         return operands[1:]
-    if name in _BINARY and (operands[0] == operands[1] or any(map(_is_known, operands))):
+    if name in _BINARY and any(map(_is_known, operands)):
+        return operands
+    if name in _IDEMPOTENT and operands[0] == operands[1]:
         return operands
     return []
 

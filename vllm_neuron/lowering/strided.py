@@ -24,7 +24,7 @@ def replace_strided(graph: Graph, node: Node) -> None:
     scattered = node.target is _aten.as_strided_scatter.default
     source = arguments.pop(1) if scattered else None
     base, size, stride, *rest = arguments
-    root = _root(base)
+    root = storage_root(base)
     offset = rest[0] if rest and rest[0] is not None else base.meta["val"].storage_offset()
     offset -= root.meta["val"].storage_offset()
     whole = base.meta["val"].is_contiguous() and base.meta["val"].numel() == root.meta["val"].numel()
@@ -41,8 +41,8 @@ def replace_strided(graph: Graph, node: Node) -> None:
     graph.erase_node(node)
 
 
-def _root(node: Node) -> Node:
-    """The tensor whose storage ``node`` is a view of."""
+def storage_root(node: Node) -> Node:
+    """The tensor whose storage ``node`` is a view of, or the node itself."""
     while isinstance(node.target, OpOverload):
         returns = node.target._schema.returns
         if not returns or returns[0].alias_info is None:

@@ -36,17 +36,14 @@ class _Host:
 
     def outlive_fork(self) -> None:
         """Makes the parent's device immortal: its release would wait for threads that the child does not have."""
-        from iree.runtime._binding import disable_leak_checker
-
         for handle in (self.driver, self.device):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
-        disable_leak_checker()
 
 
 @functools.cache
 def _host(pid: int) -> _Host:
     from iree.runtime import VmInstance
-    from iree.runtime._binding import create_hal_driver  # the public one caches drivers, over a fork too
+    from iree.runtime._binding import create_hal_driver, disable_leak_checker
     from iree.runtime.flags import parse_flags
 
     # One worker per usable core, not pinned: IREE by itself counts the machine's, whatever the quota. It takes no
@@ -54,6 +51,9 @@ def _host(pid: int) -> _Host:
     # keeps it.
     if "task_topology" not in os.environ.get("IREE_PY_RUNTIME_FLAGS", ""):
         parse_flags(f"--task_topology_group_count={usable_cores()}")
+    # Compiled functions live as long as the program, and its end is no time for a report about them.
+    disable_leak_checker()
+    # The public get_driver caches drivers, over a fork too.
     driver = create_hal_driver("local-task")
     host = _Host(VmInstance(), driver, driver.create_default_device())
     os.register_at_fork(after_in_child=host.outlive_fork)

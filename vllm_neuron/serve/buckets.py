@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, Literal
 
+from vllm_neuron.compilers.arguments import canonical_arguments
 from vllm_neuron.errors import ConfigError
 
 SMALLEST_PREFILL = 128
@@ -17,7 +18,8 @@ CONTEXT_MULTIPLE = 128
 PREFILL_OPTION = "num_batched_tokens_buckets"
 DECODE_OPTION = "num_seqs_buckets"
 CONTEXT_OPTION = "decode_context_length_buckets"
-OPTIONS = (PREFILL_OPTION, DECODE_OPTION, CONTEXT_OPTION)
+ARGUMENTS_OPTION = "compiler_args"
+OPTIONS = (PREFILL_OPTION, DECODE_OPTION, CONTEXT_OPTION, ARGUMENTS_OPTION)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,13 @@ def neuron_config(additional_config: Any) -> dict[str, Any]:
             near = get_close_matches(str(key), OPTIONS, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(f"neuron_config has no option {key!r}: {hint}The options are {', '.join(OPTIONS)}")
+    canonical_arguments(config.get(ARGUMENTS_OPTION))
     return config
+
+
+def compiler_arguments(additional_config: Any) -> tuple[str, ...]:
+    """The user's arguments for neuronx-cc, in canonical form. Raises ``ConfigError`` where they can't be given."""
+    return canonical_arguments(neuron_config(additional_config).get(ARGUMENTS_OPTION))
 
 
 def powers_of_two(start: int, limit: int) -> list[int]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 from collections.abc import Callable
 from typing import Any
 
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError
-from vllm_neuron.routes import Route, current_route
-from vllm_neuron.serve.buckets import buckets_for
+from vllm_neuron.routes import check_available, current_route
+from vllm_neuron.serve.buckets import buckets_for, compiler_arguments
 from vllm_neuron.targets import compile_target
 
 logger = logging.getLogger("vllm.neuron.checks")
@@ -63,13 +62,22 @@ IGNORED: tuple[tuple[str, Test], ...] = (
 
 def check(vllm_config: Any) -> None:
     """Raises ``ConfigError`` for the first thing that can't be served. A configuration without a model passes."""
-    compile_target()
+    target = compile_target()
     if vllm_config.model_config is None:
         return
+    if target.kind != "cpu" and not (envs.CPU_MODE.get() or envs.CPU_COMPILE.get()):
+        raise ConfigError(
+            f"this package runs artifacts for CPU targets only, not for {target.name}: set "
+            f"{envs.CPU_COMPILE.name}=1 to compile for it, or {envs.TARGET_OVERRIDE.name}=cpu"
+        )
+    if compiler_arguments(vllm_config.additional_config) and target.compiler != "neuronx-cc":
+        raise ConfigError(f"compiler_args are for neuronx-cc, and {target.name} is compiled by {target.compiler}: "
+                          "drop them from neuron_config")  # fmt: skip
     for feature, asked, advice in REFUSED:
         if asked(vllm_config):
             raise refusal(feature, advice)
-    _check_route()
+    if not envs.CPU_MODE.get():
+        check_available(current_route())
     buckets_for(vllm_config)
 
 
@@ -88,15 +96,6 @@ def warn_about_ignored(vllm_config: Any) -> None:
     for option, is_set in IGNORED:
         if is_set(vllm_config):
             _warn_once(f"{option} has no effect on the Neuron platform for the target {compile_target().name}")
-
-
-def _check_route() -> None:
-    lowering_missing = importlib.util.find_spec("vllm_neuron.lowering.xla") is None
-    if current_route() is Route.XLA and not envs.CPU_MODE.get() and lowering_missing:
-        raise ConfigError(
-            f"{envs.BACKEND.name}={Route.XLA.value}: the XLA route is not part of this release. "
-            "Unset the variable to run the native route"
-        )
 
 
 @functools.cache

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,8 +15,7 @@ from vllm_neuron.runtime.iree import ALIGNMENT, IreeExecutable
 from vllm_neuron.serve.buckets import Bucket
 from vllm_neuron.serve.executor import Inputs
 from vllm_neuron.serve.graphs import CompiledGraph, GraphSet
-
-logger = logging.getLogger("vllm.neuron.executable")
+from vllm_neuron.serve.start_report import StartClock
 
 
 class BindingError(NeuronError, RuntimeError):
@@ -39,21 +36,25 @@ class CompiledExecutor:
     :class:`IncompatibleHostError` where an artifact needs a CPU feature that this host lacks.
     """
 
-    def __init__(self, graphs: GraphSet, model_inputs: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, graphs: GraphSet, model_inputs: Mapping[str, torch.Tensor], clock: StartClock) -> None:
         self._set = graphs
+        self._clock = clock
         self._inputs = dict(model_inputs)
         self._graphs: dict[Bucket, _LoadedGraph] = {}
 
     def prepare(self) -> None:
-        """Wait for every graph, load it, and run it once on zeros, which writes to the null block only.
+        """Wait for every graph and load it. What was compiled in this start is tried, on zeros, in the null block.
 
         Raises :class:`CacheMissError` in strict mode, for all misses at once.
         """
-        for graph in self._set.wait():
-            start = time.monotonic()
-            loaded = self._graphs[graph.bucket] = self._load(graph)
-            loaded.call()
-            logger.debug("Loaded and ran %s in %.3f s", graph.bucket.name, time.monotonic() - start)
+        with self._clock.phase("wait_for_graphs"):
+            graphs = self._set.wait({name: _spec(tensor) for name, tensor in self._inputs.items()})
+        with self._clock.phase("load_graphs"):
+            self._graphs = {graph.bucket: self._load(graph) for graph in graphs}
+        with self._clock.phase("try_new_graphs"):
+            for graph in graphs:
+                if graph.fresh:
+                    self._graphs[graph.bucket].call()
 
     def run(self, bucket: Bucket, inputs: Inputs) -> torch.Tensor:
         """Logits [bucket.seqs, vocabulary] of one step; the KV caches are written in place.
@@ -93,7 +94,7 @@ class CompiledExecutor:
         tensor = self._inputs.get(name)
         if tensor is None:
             raise BindingError(f"{bucket.name} needs {name}, which the loaded model does not have")
-        found = TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        found = _spec(tensor)
         if found != spec:
             raise BindingError(f"{bucket.name} needs {name} as {spec}; the loaded model has it as {found}")
         if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
@@ -102,3 +103,7 @@ class CompiledExecutor:
             # One copy for all buckets.
             tensor = self._inputs[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
         return tensor.detach()
+
+
+def _spec(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

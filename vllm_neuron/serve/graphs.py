@@ -1,4 +1,4 @@
-"""The graphs of one start: captured, looked up and, where that is allowed, compiled, while the weights are loading."""
+"""The graphs of one start: recalled or captured, looked up and, where allowed, compiled, while the weights load."""
 
 from __future__ import annotations
 
@@ -6,92 +6,207 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from vllm_neuron import envs, metrics
+from vllm_neuron.abi import TensorSpec
 from vllm_neuron.cache.entry import Entry
 from vllm_neuron.cache.in_use import Claim
 from vllm_neuron.compile.misses import Miss, miss_error
 from vllm_neuron.compile.pipeline import Pipeline, Source
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
-from vllm_neuron.errors import CacheMissError, NeuronError
-from vllm_neuron.serve.buckets import Bucket, buckets_for
+from vllm_neuron.errors import CacheError, CacheMissError, CaptureError, NeuronError
+from vllm_neuron.lowering import release
+from vllm_neuron.routes import Route
+from vllm_neuron.serve.buckets import Bucket, buckets_for, compiler_arguments
 from vllm_neuron.serve.provenance import compile_command, provenance
-from vllm_neuron.serve.tracing import TracedGraph, trace
+from vllm_neuron.serve.trace_cache import TraceCache, TracedGraph, open_for_serving
 from vllm_neuron.targets import better_target
+
+if TYPE_CHECKING:
+    from vllm_neuron.cache.manifests import FoundManifest
 
 logger = logging.getLogger("vllm.neuron.graphs")
 
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """One bucket's finished entry. ``input_names`` says, by position, what each input of its artifact is."""
+    """One bucket's finished entry. ``input_names`` says, by position, what each input of its artifact is.
+
+    ``fresh``: compiled in this start, and so never run before.
+    """
 
     bucket: Bucket
     entry: Entry
     input_names: tuple[str, ...]
+    fresh: bool
 
 
 class GraphSet:
-    """Every bucket's graph, from capture to finished entry.
+    """Every bucket's graph, from manifest or capture to finished entry.
 
     Create it before threads, gloo or IREE exist in this process: capture workers are forked here. They, and the
-    compilers, work in the background until :meth:`wait`.
+    compilers, work in the background until :meth:`wait`. ``route`` and ``level`` are by default the route in force and
+    the configuration's optimization level; with a ``route``, every graph is captured.
     """
 
-    def __init__(self, vllm_config: Any, num_blocks: int | None = None) -> None:
-        self._config = vllm_config
-        self._pipeline = Pipeline.from_environment(int(vllm_config.optimization_level))
-        self._claim = Claim(self._pipeline.cache.local)
-        self._buckets = buckets_for(vllm_config)
-        self._traced: dict[str, TracedGraph] = {}
-        self._outcomes: list[GraphOutcome] = []
-        self._failure: BaseException | None = None
+    def __init__(self, vllm_config: Any, route: Route | None = None, level: int | None = None) -> None:
         self._start = time.monotonic()
-        self._requests = self._request(trace(vllm_config, self._buckets, num_blocks))
+        self._config = vllm_config
+        self._route = route
+        level = int(vllm_config.optimization_level) if level is None else level
+        self._pipeline = Pipeline.from_environment(level, compiler_arguments(vllm_config.additional_config))
+        self._pipeline.check_keys()
+        self._claim = Claim(self._pipeline.cache.local)
+        self._buckets = {bucket.name: bucket for bucket in buckets_for(vllm_config)}
+        opened = "the route is given" if route else open_for_serving(vllm_config, self._pipeline.cache)
+        self._traces = opened if isinstance(opened, TraceCache) else None
+        self._off_because = opened if isinstance(opened, str) else ""
+        self._recalled = {} if self._traces is None else self._recall(self._traces)
+        self._traced: dict[str, TracedGraph] = {}
+        self._outcomes: dict[str, GraphOutcome] = {}
+        self._failure: BaseException | None = None
+        to_capture = [bucket for name, bucket in self._buckets.items() if name not in self._recalled]
+        self._requests = chain(self._recalled_requests(), self._captured_requests(self._capture(to_capture)))
         self._thread: threading.Thread | None = None
         if not envs.DISABLE_GRAPH_CAPTURE.get():
-            self._thread = threading.Thread(target=self._resolve, name="neuron-graphs", daemon=True)
+            self._thread = threading.Thread(target=self._resolve_all, name="neuron-graphs", daemon=True)
             self._thread.start()
 
-    def wait(self) -> list[CompiledGraph]:
+    def wait(self, model: Mapping[str, TensorSpec]) -> list[CompiledGraph]:
         """Every graph, ready to be loaded, in the order of the buckets.
 
-        Raises :class:`CacheMissError` that names every miss in strict mode; else the first failure of capture or
-        compilation.
+        ``model`` are the weights and KV caches of the model that has been loaded: a graph whose manifest does not fit
+        them is captured again; in strict mode, that raises :class:`CacheError`. Raises :class:`CacheMissError` that
+        names every miss in strict mode; else the first failure of capture or compilation.
         """
         if self._thread is None:
-            self._resolve()
+            self._resolve_all()
         else:
             self._thread.join()
         if self._failure is not None:
             raise self._failure
+        self._capture_misfits(model)
         self._raise_errors()
         self._report()
-        graphs = [
-            CompiledGraph(traced.bucket, outcome.resolution.entry, traced.input_names)
-            for outcome in self._outcomes
-            if outcome.resolution is not None
-            for traced in [self._traced[outcome.request.name]]
-        ]
+        graphs = [self._compiled(bucket) for bucket in self._buckets.values()]
         self._claim.settle(graph.entry.key for graph in graphs)
         return graphs
 
-    def _resolve(self) -> None:
-        try:
-            self._outcomes = resolve_all(self._pipeline, self._requests)
-        except BaseException as error:
-            self._failure = error
+    def facts(self) -> dict[str, Any]:
+        """For the start report: how many graphs came from where, and seconds of capture and of compilation."""
+        resolutions = [outcome.resolution for outcome in self._outcomes.values() if outcome.resolution]
+        compiled = [each for each in resolutions if each.source is Source.COMPILED]
+        return {
+            "target": self._pipeline.compile_for.name,
+            "graphs": {source.value: sum(each.source is source for each in resolutions) for source in Source},
+            "manifests": dict(Counter(found.tier for found in self._recalled.values())),
+            "captured": len(self._traced),
+            "capture_seconds": round(sum(traced.seconds for traced in self._traced.values()), 3),
+            "lookup_seconds": round(sum(each.seconds for each in resolutions if each not in compiled), 3),
+            "compile_seconds": round(sum(each.seconds for each in compiled), 3),
+            "tiers": {name: counters.to_json() for name, counters in self._pipeline.cache.counters.items()},
+        }
 
-    def _request(self, traced: Iterator[TracedGraph]) -> Iterator[GraphRequest]:
+    def compile_seconds(self) -> dict[str, float]:
+        """By bucket, what its compilation took in this start; 0 for one that was in a tier."""
+        return {
+            name: outcome.resolution.seconds
+            if outcome.resolution and outcome.resolution.source is Source.COMPILED
+            else 0.0
+            for name, outcome in self._outcomes.items()
+        }
+
+    def _recall(self, traces: TraceCache) -> dict[str, FoundManifest]:
+        buckets = list(self._buckets.values())
+        found = traces.recall(buckets)
+        logger.info("%s", traces.report(buckets, found))
+        if self._pipeline.strict:
+            return found
+        lost = [name for name, each in found.items() if not self._pipeline.has(each.manifest.module)]
+        if lost:
+            # What has to be compiled has to be captured, for the module's text.
+            logger.info("Captured nevertheless, because their artifacts are in no tier: %s", ", ".join(lost))
+        return {name: each for name, each in found.items() if name not in lost}
+
+    def _capture(self, buckets: Sequence[Bucket], *, here: bool = False) -> Iterator[TracedGraph]:
+        if not buckets:
+            return iter(())
+        if not release.installed():
+            raise CaptureError(
+                f"{', '.join(bucket.name for bucket in buckets)} can't be captured, because {release.PACKAGE} is not "
+                f"installed here, and there is no manifest to use instead "
+                f"({self._off_because or 'see the line about the Precompile Cache above'}). "
+                f"Run the compile job for this configuration: {self._compile_command()}"
+            )
+        from vllm_neuron.serve import tracing
+
+        return (tracing.trace_here if here else tracing.trace)(self._config, buckets, route=self._route)
+
+    def _recalled_requests(self) -> Iterator[GraphRequest]:
+        for name, found in self._recalled.items():
+            yield GraphRequest(name, found.manifest.module, provenance(self._config, self._buckets[name]))
+
+    def _captured_requests(self, traced: Iterator[TracedGraph]) -> Iterator[GraphRequest]:
         for graph in traced:
             self._traced[graph.bucket.name] = graph
             yield GraphRequest(graph.bucket.name, graph.module, provenance(self._config, graph.bucket))
 
+    def _resolve_all(self) -> None:
+        try:
+            self._resolve(self._requests)
+        except BaseException as error:
+            self._failure = error
+
+    def _resolve(self, requests: Iterator[GraphRequest]) -> None:
+        for outcome in resolve_all(self._pipeline, requests):
+            self._outcomes[outcome.request.name] = outcome
+            traced = self._traced.get(outcome.request.name)
+            if self._traces is not None and traced is not None and outcome.resolution is not None:
+                self._keep(self._traces, traced)
+
+    def _keep(self, traces: TraceCache, traced: TracedGraph) -> None:
+        manifest = traces.keep(traced)
+        if not self._pipeline.strict:
+            try:
+                traces.publish(manifest)
+            except CacheError as error:
+                logger.warning("%s", error)
+
+    def _capture_misfits(self, model: Mapping[str, TensorSpec]) -> None:
+        reasons = {name: reason for name in self._recalled if (reason := self._misfit(name, model))}
+        if not reasons:
+            return
+        lines = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        if self._pipeline.strict:
+            raise CacheError(
+                f"Strict mode: {len(reasons)} manifests do not fit the loaded model. {lines}. To replace them, remove "
+                f"{envs.get_neuron_precompile_cache_dir()} and run: {self._compile_command()}"
+            )
+        logger.warning("Captured again, because their manifests can't be used: %s", lines)
+        for name in reasons:
+            del self._recalled[name]
+        # In this process: it has threads by now, and must not fork.
+        self._resolve(self._captured_requests(self._capture([self._buckets[name] for name in reasons], here=True)))
+
+    def _misfit(self, name: str, model: Mapping[str, TensorSpec]) -> str | None:
+        assert self._traces is not None, "only a trace cache recalls"
+        if not self._pipeline.strict and isinstance(self._outcomes[name].error, CacheMissError):
+            return "its artifact is in no tier any more"
+        return self._traces.misfit(self._recalled[name].manifest, self._buckets[name], model)
+
+    def _compiled(self, bucket: Bucket) -> CompiledGraph:
+        resolution = self._outcomes[bucket.name].resolution
+        assert resolution is not None, "errors have been raised"
+        found = self._recalled.get(bucket.name)
+        names = found.manifest.inputs if found else self._traced[bucket.name].input_names
+        return CompiledGraph(bucket, resolution.entry, names, resolution.source is Source.COMPILED)
+
     def _raise_errors(self) -> None:
-        errors = [outcome for outcome in self._outcomes if outcome.error is not None]
+        errors = [outcome for outcome in self._outcomes.values() if outcome.error is not None]
         misses = [outcome for outcome in errors if isinstance(outcome.error, CacheMissError)]
         for outcome in errors:
             if outcome not in misses and outcome.error is not None:
@@ -103,24 +218,34 @@ class GraphSet:
 
     def _miss_error(self, requests: list[GraphRequest]) -> NeuronError:
         misses = [Miss(request.name, self._pipeline.key(request.module), request.provenance) for request in requests]
-        command = compile_command(self._config, self._pipeline.compile_for)
-        return miss_error(self._pipeline.cache, self._config.model_config.model, misses, len(self._buckets), command)
+        model, graphs = self._config.model_config.model, len(self._buckets)
+        return miss_error(self._pipeline.cache, model, misses, graphs, self._compile_command())
+
+    def _compile_command(self) -> str:
+        return compile_command(self._config, self._pipeline.compile_for)
 
     def _report(self) -> None:
-        found = [(outcome.request.name, outcome.resolution) for outcome in self._outcomes if outcome.resolution]
-        for name, resolution in found:
-            compiled = resolution.source is Source.COMPILED
-            metrics.set_compilation_time(name, resolution.entry.metadata.compile_seconds if compiled else 0.0)
-        sources = Counter(resolution.source.value for _, resolution in found)
+        facts = self.facts()
         logger.info(
             "Graphs ready: %d in %.1f s (%d from the local tier, %d from the remote tier, %d compiled)",
             len(self._outcomes),
             time.monotonic() - self._start,
-            sources["local"],
-            sources["remote"],
-            sources["compiled"],
+            facts["graphs"]["local"],
+            facts["graphs"]["remote"],
+            facts["graphs"]["compiled"],
         )
-        for target in {resolution.target.name: resolution.target for _, resolution in found}.values():
+        self._tell_of_better_target()
+        if self._traces is None:
+            logger.info(
+                "The Precompile Cache is off: %s. Capturing %d graphs took %.1f s of computing time, at each start",
+                self._off_because,
+                facts["captured"],
+                facts["capture_seconds"],
+            )
+
+    def _tell_of_better_target(self) -> None:
+        resolutions = [outcome.resolution for outcome in self._outcomes.values() if outcome.resolution]
+        for target in {resolution.target.name: resolution.target for resolution in resolutions}.values():
             if (better := better_target(target)) is not None:
                 logger.info(
                     "The graphs are for %s, and this host has the features of %s: artifacts that are compiled with "

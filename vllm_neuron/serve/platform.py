@@ -19,6 +19,7 @@ from vllm_neuron import envs, metrics
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.routes import current_route, log_once, optimization_level
 from vllm_neuron.serve import checks, command_line
+from vllm_neuron.serve.start_report import note_process_start
 from vllm_neuron.targets import compile_target
 
 WORKER = "vllm_neuron.serve.worker.NeuronWorker"
@@ -32,6 +33,7 @@ os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(24 * 3600))
 
 # vLLM imports this module before anything of Prometheus.
 metrics.share()
+note_process_start()
 with contextlib.suppress(ConfigError):  # Reported when the environment is checked.
     logging.getLogger("vllm.neuron").setLevel(envs.LOG_LEVEL.get())
 

@@ -8,6 +8,7 @@ import shlex
 from typing import Any
 
 from vllm_neuron import __version__, envs
+from vllm_neuron.routes import Route, current_route
 from vllm_neuron.serve.buckets import Bucket
 from vllm_neuron.targets import Target
 
@@ -51,7 +52,9 @@ def compile_command(vllm_config: Any, target: Target) -> str:
         options["--additional-config"] = json.dumps({"neuron_config": neuron})
     if remote := envs.REMOTE_CACHE.get():
         options["--remote"] = remote
-    words = ["vllm-neuron", "compile", model.model]
+    route = current_route()
+    prefix = [] if route is Route.NATIVE else [f"{envs.BACKEND.name}={route.value}"]
+    words = [*prefix, "vllm-neuron", "compile", model.model]
     for option, value in options.items():
         words += [option, str(value)]
     return shlex.join(words)

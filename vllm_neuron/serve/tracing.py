@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import functools
 import logging
 import multiprocessing
 import os
@@ -17,10 +18,9 @@ import signal
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,61 +32,62 @@ from vllm.config import set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
-from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 
 from vllm_neuron import envs
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.compile.graph import capture
 from vllm_neuron.errors import CaptureError
-from vllm_neuron.lowering.module import LoweredModule
-from vllm_neuron.lowering.native import lower
+from vllm_neuron.routes import Route, current_route, lower
 from vllm_neuron.runtime.cpu import usable_cores
 from vllm_neuron.serve.accelerator import without_accelerator
 from vllm_neuron.serve.buckets import Bucket
+from vllm_neuron.serve.groups import init_groups
 from vllm_neuron.serve.kv import planned_blocks
 from vllm_neuron.serve.step import STEP_INPUTS, StepModel, step_inputs
+from vllm_neuron.serve.trace_cache import TracedGraph
 
 logger = logging.getLogger("vllm.neuron.tracing")
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-@dataclass(frozen=True)
-class TracedGraph:
-    """One bucket, captured and lowered. ``input_names`` says, by position, what each input of the module is."""
-
-    bucket: Bucket
-    module: LoweredModule
-    input_names: tuple[str, ...]
-    seconds: float
-
-
-def trace(vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None = None) -> Iterator[TracedGraph]:
+def trace(
+    vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None = None, route: Route | None = None
+) -> Iterator[TracedGraph]:
     """Capture and lower ``buckets``, in parallel where variables and cores allow; gives them in order, as they come.
 
     ``num_blocks`` is the size of the KV cache in blocks; by default what the target and the configuration give.
+    ``route`` lowers them; by default the one in force.
     Raises :class:`CaptureError` or :class:`UnsupportedOpError` where a graph can't be captured.
     """
     workers = min(envs.TRACE_WORKERS.get(), usable_cores(), len(buckets))
     if envs.DISABLE_PARALLEL_TRACE.get() or multiprocessing.current_process().daemon:
-        return _trace_here(vllm_config, buckets, num_blocks)
-    return _trace_in_workers(vllm_config, buckets, num_blocks, workers)
+        return trace_here(vllm_config, buckets, num_blocks, route)
+    return _trace_in_workers(vllm_config, buckets, num_blocks, route, workers)
 
 
-def _trace_here(vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None) -> Iterator[TracedGraph]:
-    tracer = Tracer(vllm_config, num_blocks)
+def trace_here(
+    vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None = None, route: Route | None = None
+) -> Iterator[TracedGraph]:
+    """As :func:`trace`, in this process, one after the other."""
+    tracer = Tracer(vllm_config, num_blocks, route)
     for bucket in buckets:
-        yield tracer.trace(bucket)
+        yield _told(tracer.trace(bucket))
+
+
+def _told(graph: TracedGraph) -> TracedGraph:
+    logger.info("Captured %s in %.1f s", graph.bucket.name, graph.seconds)
+    return graph
 
 
 def _trace_in_workers(
-    vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None, workers: int
+    vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None, route: Route | None, workers: int
 ) -> Iterator[TracedGraph]:
     pool = ProcessPoolExecutor(
         workers,
         mp_context=multiprocessing.get_context("fork"),
         initializer=_start_worker,
-        initargs=(vllm_config, num_blocks, os.getpid()),
+        initargs=(vllm_config, num_blocks, route, os.getpid()),
     )
     # Submitting forks the workers, here and now: before the caller starts threads, gloo or IREE.
     futures = [pool.submit(_trace_in_worker, bucket) for bucket in buckets]
@@ -97,24 +98,28 @@ def _results(pool: ProcessPoolExecutor, futures: Sequence[Any], buckets: Sequenc
     try:
         for future, bucket in zip(futures, buckets, strict=True):
             try:
-                yield future.result()
+                graph = future.result()
             except BrokenProcessPool:
                 raise CaptureError(
                     f"a capture worker died while {bucket.name} was being captured; was it killed for memory? "
                     f"Set {envs.TRACE_WORKERS.name}=1, or {envs.DISABLE_PARALLEL_TRACE.name}=1, and try again"
                 ) from None
+            yield _told(graph)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-_worker_tracer: Tracer | None = None
+_worker_tracer: Callable[[], Tracer] | None = None
 
 
-def _start_worker(vllm_config: Any, num_blocks: int | None, parent: int) -> None:
+def _start_worker(vllm_config: Any, num_blocks: int | None, route: Route | None, parent: int) -> None:
     global _worker_tracer
     _die_with(parent)
     torch.set_num_threads(1)
-    _worker_tracer = Tracer(vllm_config, num_blocks)
+    # What vLLM says of building a model says little of one without values, and once for every worker.
+    logging.getLogger("vllm").setLevel(logging.WARNING)
+    # Built with the first graph, because an error in here would only be known as a worker's death.
+    _worker_tracer = functools.cache(lambda: Tracer(vllm_config, num_blocks, route))
 
 
 def _die_with(parent: int) -> None:
@@ -126,19 +131,18 @@ def _die_with(parent: int) -> None:
 
 def _trace_in_worker(bucket: Bucket) -> TracedGraph:
     assert _worker_tracer is not None
-    return _worker_tracer.trace(bucket)
+    return _worker_tracer().trace(bucket)
 
 
 class Tracer:
     """A model without values, and the captures of its buckets."""
 
-    def __init__(self, vllm_config: Any, num_blocks: int | None = None) -> None:
+    def __init__(self, vllm_config: Any, num_blocks: int | None = None, route: Route | None = None) -> None:
         self._config = _private_copy(vllm_config)
+        self._route = route or current_route()
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         without_accelerator()
-        # What a worker's constructor sets: a job has no worker.
-        self._config.kernel_config.ir_op_priority.set_default()
-        ir.set_default_torch_wrap(self._config.compilation_config.ir_enable_torch_wrap)
+        set_ir_defaults(self._config)
         with _model_parallel_state(self._config), _configured(self._config):
             self.step_model = StepModel(_build(self._config, self._mode), self._config)
         self._weights = dict(self.step_model.named_weights())
@@ -150,15 +154,15 @@ class Tracer:
     def trace(self, bucket: Bucket) -> TracedGraph:
         """Capture and lower one bucket."""
         start = time.monotonic()
-        specs = {f"inputs.{name}": spec for name, spec in step_inputs(bucket, self.step_model.block_size).items()}
-        specs |= self._kv
+        step = {f"inputs.{name}": spec for name, spec in step_inputs(bucket, self.step_model.block_size).items()}
+        specs = step | self._kv
         specs |= {f"weights.{name}": _spec(tensor) for name, tensor in self._weights.items()}
         with _configured(self._config), self.step_model.context():
             graph = capture(self._forward, specs, self._kv, self._mode)
-        module = lower(graph)
+        module = lower(graph, self._route)
         seconds = time.monotonic() - start
-        logger.info("Captured %s in %.1f s", bucket.name, seconds)
-        return TracedGraph(bucket, module, graph.input_names, seconds)
+        unread = {name: spec for name, spec in specs.items() if name not in graph.input_names and name not in step}
+        return TracedGraph(bucket, module, graph.input_names, seconds, unread)
 
     def _forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         weights = {f"model.{name}": inputs[f"weights.{name}"] for name in self._weights}
@@ -166,6 +170,12 @@ class Tracer:
         step = [inputs[f"inputs.{name}"] for name in STEP_INPUTS]
         logits: torch.Tensor = torch.func.functional_call(self.step_model, weights, (*step, *caches))
         return logits
+
+
+def set_ir_defaults(vllm_config: Any) -> None:
+    """What the constructor of vLLM's worker sets: a job has no worker."""
+    vllm_config.kernel_config.ir_op_priority.set_default()
+    ir.set_default_torch_wrap(vllm_config.compilation_config.ir_enable_torch_wrap)
 
 
 def kv_inputs(step: StepModel, num_blocks: int) -> dict[str, TensorSpec]:
@@ -230,5 +240,5 @@ def _model_parallel_state(vllm_config: Any) -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="vllm_neuron_") as folder, _configured(vllm_config):
-        init_worker_distributed_environment(vllm_config, 0, f"file://{Path(folder, 'group')}", 0, "gloo")
+        init_groups(vllm_config, 0, f"file://{Path(folder, 'group')}", 0)
         yield

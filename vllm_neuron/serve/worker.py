@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
@@ -15,7 +16,6 @@ from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from vllm_neuron import envs, metrics
@@ -25,8 +25,10 @@ from vllm_neuron.serve.accelerator import without_accelerator
 from vllm_neuron.serve.buckets import buckets_for
 from vllm_neuron.serve.eager import EagerExecutor
 from vllm_neuron.serve.executor import GraphExecutor, allocate
+from vllm_neuron.serve.groups import init_groups
 from vllm_neuron.serve.kv import check_host_memory, kv_bytes_per_block, planned_blocks
 from vllm_neuron.serve.runner import NeuronRunner
+from vllm_neuron.serve.start_report import StartClock, tell
 from vllm_neuron.serve.step import StepModel, model_inputs
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class NeuronWorker(WorkerBase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._started = time.monotonic()
+        self._clock = StartClock()
         self._step_model: StepModel | None = None
         self._runner: NeuronRunner | None = None
         self._executor: GraphExecutor | None = None
@@ -57,10 +60,9 @@ class NeuronWorker(WorkerBase):
             from vllm_neuron.serve.graphs import GraphSet
 
             # Capture workers are forked here: before gloo and IREE have threads.
-            self._graphs = GraphSet(self.vllm_config)
-        init_worker_distributed_environment(
-            self.vllm_config, self.rank, self.distributed_init_method, self.local_rank, "gloo"
-        )
+            with self._clock.phase("recall"):
+                self._graphs = GraphSet(self.vllm_config)
+        init_groups(self.vllm_config, self.rank, self.distributed_init_method, self.local_rank)
         set_random_seed(self.model_config.seed)
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
@@ -68,7 +70,9 @@ class NeuronWorker(WorkerBase):
         started = time.monotonic()
         if load_dummy_weights:
             self.vllm_config.load_config.load_format = "dummy"
-        with set_current_vllm_config(self.vllm_config):
+        # vLLM collects garbage twice while it loads a model. What has been imported stays, and need not be looked at.
+        gc.freeze()
+        with self._clock.phase("weights"), set_current_vllm_config(self.vllm_config):
             model = get_model(vllm_config=self.vllm_config)
         self._step_model = StepModel(model, self.vllm_config)
         seconds = time.monotonic() - started
@@ -94,7 +98,8 @@ class NeuronWorker(WorkerBase):
         if len(kv_cache_config.kv_cache_groups) != 1 or blocks != self._kv_blocks():
             raise UnsupportedError("A model whose layers need KV caches of several kinds is not supported")
         check_host_memory(blocks, per_block)
-        caches = [(allocate(k), allocate(v)) for k, v in step_model.kv_specs(blocks)]
+        with self._clock.phase("kv_caches"):
+            caches = [(allocate(k), allocate(v)) for k, v in step_model.kv_specs(blocks)]
         self._executor = self._make_executor([k for k, _ in caches], [v for _, v in caches])
         self._runner = NeuronRunner(self.vllm_config, buckets_for(self.vllm_config), self._executor)
 
@@ -114,6 +119,7 @@ class NeuronWorker(WorkerBase):
         # Neither loading nor preparing may change what is sampled.
         set_random_seed(self.model_config.seed)
         metrics.set_startup_time(time.monotonic() - self._started)
+        self._tell()
         return CompilationTimes(language_model=time.monotonic() - started, encoder=0.0)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
@@ -167,7 +173,14 @@ class NeuronWorker(WorkerBase):
             return EagerExecutor(self._loaded(), k_caches, v_caches)
         from vllm_neuron.serve.executable import CompiledExecutor
 
-        return CompiledExecutor(self._graphs, model_inputs(self._loaded(), k_caches, v_caches))
+        return CompiledExecutor(self._graphs, model_inputs(self._loaded(), k_caches, v_caches), self._clock)
+
+    def _tell(self) -> None:
+        graphs = {} if self._graphs is None else self._graphs.facts()
+        for bucket, seconds in ({} if self._graphs is None else self._graphs.compile_seconds()).items():
+            metrics.set_compilation_time(bucket, seconds)
+        buckets = [bucket.name for bucket in buckets_for(self.vllm_config)]
+        tell(self._clock.facts(self.vllm_config, buckets, graphs))
 
     def _loaded(self) -> StepModel:
         assert self._step_model is not None, "the model before anything else"

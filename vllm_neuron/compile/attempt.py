@@ -1,0 +1,69 @@
+"""One module through its compiler: admitted to the host, tried again alone where memory was short."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_neuron import envs
+from vllm_neuron.cache import steps
+from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.steps import Step
+from vllm_neuron.compile.admission import compile_slot, compile_workers, every_slot
+from vllm_neuron.compile.failures import forget_failure, keep_failure
+from vllm_neuron.compilers.base import Compiler, CompileReport, run_compiler
+from vllm_neuron.errors import CompileError, CompilerMemoryError
+from vllm_neuron.runtime.cpu import available_memory_bytes
+
+logger = logging.getLogger("vllm.neuron.compile")
+
+_GiB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is compiled: ``module_file`` and ``artifact_file`` are names; ``about`` is for a person."""
+
+    key: str
+    module_file: str
+    artifact_file: str
+    flags: Sequence[str]
+    about: str
+
+
+def compile_admitted(local: LocalTier, compiler: Compiler, work: Work, folder: Path) -> CompileReport:
+    """Compile ``work`` in ``folder``, within the bounds of the host that the processes around ``local`` share.
+
+    Raises ``CompileError`` with a diagnosis, and keeps what reproduces the failure: see ``failures``.
+    """
+    try:
+        report = _compile(local.shared_folder("slots"), compiler, work, folder)
+    except CompileError as error:
+        raise type(error)(keep_failure(local, work.key, folder, work.about, str(error))) from None
+    forget_failure(local, work.key)
+    return report
+
+
+def _compile(slots: Path | None, compiler: Compiler, work: Work, folder: Path) -> CompileReport:
+    try:
+        with compile_slot(slots, compile_workers(compiler.memory_bytes)):
+            logger.info("Compiling %s", work.about)
+            return _run(compiler, work, folder)
+    except CompilerMemoryError:
+        logger.warning("%s ran out of memory. It is compiled again when no other compiler runs", work.about)
+    with every_slot(slots):
+        available = available_memory_bytes()
+        try:
+            return _run(compiler, work, folder)
+        except CompilerMemoryError as error:
+            raise CompilerMemoryError(
+                f"compiled twice, the second time alone, with {available / _GiB:.0f} GiB of memory free: {error}"
+            ) from None
+
+
+def _run(compiler: Compiler, work: Work, folder: Path) -> CompileReport:
+    timeout = envs.COMPILER_TIMEOUT.get()
+    steps.reached(Step.COMPILING)
+    return run_compiler(compiler, folder, work.module_file, work.flags, work.artifact_file, timeout)

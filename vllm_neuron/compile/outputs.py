@@ -1,0 +1,66 @@
+"""What a compiled graph returns, in the shape that PyTorch would have given it: strides, views, constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from vllm_neuron.lowering.strided import storage_root
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The strides that PyTorch would have given a result: what comes after may depend on them."""
+
+    strides: tuple[int, ...]
+
+    def apply(self, result: torch.Tensor) -> torch.Tensor:
+        """The same values, laid out so."""
+        if result.stride() == self.strides or not result.numel():
+            return result
+        single = result[tuple(slice(1) if stride == 0 else slice(None) for stride in self.strides)]
+        return torch.empty_strided(single.shape, self.strides, dtype=result.dtype).copy_(single).expand(result.shape)
+
+
+@dataclass(frozen=True)
+class View:
+    """An output that is result ``index``, or a view of it."""
+
+    index: int
+    size: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    def of(self, results: list[torch.Tensor]) -> torch.Tensor:
+        """The output, given the results in their layouts."""
+        result = results[self.index]
+        if (result.shape, result.stride(), 0) == (self.size, self.strides, self.offset) or not result.numel():
+            return result
+        return result.as_strided(self.size, self.strides, self.offset)
+
+
+def take_outputs(gm: GraphModule) -> tuple[list[Any], list[Layout]]:
+    """Change the graph's outputs to the tensors that have to be computed.
+
+    Returns the outputs that it had, each a :class:`View` or a constant, and the layouts of the new ones. Outputs that
+    are views of one tensor stay so: then that tensor is computed, and they are made from it.
+    """
+    output = gm.graph.output_node()
+    outputs: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    nodes = [node for node in outputs if isinstance(node, Node)]
+    roots = [storage_root(node) for node in nodes]
+    computed: list[Node] = []
+    views: dict[Node, View] = {}
+    for node, root in zip(nodes, roots, strict=True):
+        source = root if roots.count(root) > 1 and root.op == "call_function" else node
+        if source not in computed:
+            computed.append(source)
+        value = node.meta["val"]
+        offset = value.storage_offset() if source is root else 0
+        views[node] = View(computed.index(source), tuple(value.shape), tuple(value.stride()), offset)
+    output.args = (tuple(computed),)
+    layouts = [Layout(tuple(node.meta["val"].stride())) for node in computed]
+    return [views[node] if isinstance(node, Node) else node for node in outputs], layouts

@@ -1,0 +1,126 @@
+"""The comparison job: both routes and eager PyTorch, on one model, its weights and the same inputs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from vllm.config import set_current_vllm_config
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.model_executor.model_loader import get_model
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from vllm_neuron.jobs.command_line import engine_config
+from vllm_neuron.jobs.comparison import BucketResult, Comparison, Sizes
+from vllm_neuron.routes import Route, default_level
+from vllm_neuron.serve.accelerator import without_accelerator
+from vllm_neuron.serve.buckets import buckets_for
+from vllm_neuron.serve.eager import EagerExecutor
+from vllm_neuron.serve.executable import CompiledExecutor
+from vllm_neuron.serve.executor import allocate
+from vllm_neuron.serve.graphs import GraphSet
+from vllm_neuron.serve.groups import init_groups
+from vllm_neuron.serve.kv import planned_blocks
+from vllm_neuron.serve.platform import EXPLICIT_LEVEL
+from vllm_neuron.serve.start_report import StartClock
+from vllm_neuron.serve.step import StepModel, model_inputs
+from vllm_neuron.serve.tracing import set_ir_defaults
+from vllm_neuron.targets import compile_target
+
+
+@dataclass(frozen=True)
+class ComparisonReport:
+    """Every bucket by every route, against eager PyTorch."""
+
+    model: str
+    dtype: str
+    target: str
+    results: list[BucketResult]
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a greedy token differs anywhere, else 0."""
+        return int(any(result.difference is not None for result in self.results))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for ``--json``."""
+        results = [asdict(result) for result in self.results]
+        return {"model": self.model, "dtype": self.dtype, "target": self.target, "results": results}
+
+    def print(self) -> None:
+        """A table, to standard output."""
+        title = f"{self.model} in {self.dtype} for {self.target}, against eager PyTorch"
+        table = Table(title=title, title_justify="left")
+        for column in ("graph", "route", "tokens", "max error", "first differing token"):
+            table.add_column(column, justify="right" if column in ("tokens", "max error") else "left")
+        for result in self.results:
+            table.add_row(result.bucket, result.route, str(result.tokens), f"{result.max_error:.2e}", _describe(result))
+        Console().print(table)
+
+
+def compare_command(model: str, options: Sequence[str], steps: int) -> ComparisonReport:
+    """Compare the routes on ``model`` with vLLM's command-line ``options``.
+
+    Exits with 2 on an option that vLLM does not know; raises :class:`ConfigError` for a configuration that can't be
+    served.
+    """
+    parser = make_arg_parser(FlexibleArgumentParser(prog="vllm-neuron compare"))  # type: ignore[no-untyped-call]
+    arguments = parser.parse_args([model, *options])
+    arguments.model = arguments.model_tag
+    return compare(engine_config(arguments, "server"), steps)
+
+
+def compare(vllm_config: Any, steps: int) -> ComparisonReport:
+    """Compile every graph of one configuration by both routes, and run each of them and eager PyTorch side by side.
+
+    Raises what capture and the compilers raise.
+    """
+    without_accelerator()
+    # One after the other, and before gloo and IREE have threads: capture workers are forked.
+    graphs: dict[Route, GraphSet] = {}
+    for route in Route:
+        graphs[route] = GraphSet(vllm_config, route=route, level=_level(vllm_config, route))
+        graphs[route].wait({})
+    step_model = _load(vllm_config)
+    blocks = planned_blocks(step_model, vllm_config)
+    reference = EagerExecutor(step_model, *_caches(step_model, blocks))
+    others = {
+        route.value: CompiledExecutor(found, model_inputs(step_model, *_caches(step_model, blocks)), StartClock())
+        for route, found in graphs.items()
+    }
+    for executor in others.values():
+        executor.prepare()
+    sizes = Sizes.of(vllm_config, blocks)
+    results = list(Comparison(sizes, buckets_for(vllm_config), reference, others, steps).run())
+    model = vllm_config.model_config
+    return ComparisonReport(model.model, str(model.dtype).removeprefix("torch."), compile_target().name, results)
+
+
+def _level(vllm_config: Any, route: Route) -> int:
+    explicit = EXPLICIT_LEVEL in (vllm_config.additional_config or {})
+    return int(vllm_config.optimization_level) if explicit else default_level(route)
+
+
+def _load(vllm_config: Any) -> StepModel:
+    set_ir_defaults(vllm_config)
+    with tempfile.TemporaryDirectory(prefix="vllm_neuron_") as folder, set_current_vllm_config(vllm_config):
+        init_groups(vllm_config, 0, f"file://{Path(folder, 'group')}", 0)
+        return StepModel(get_model(vllm_config=vllm_config), vllm_config)
+
+
+def _caches(step_model: StepModel, blocks: int) -> tuple[list[Any], list[Any]]:
+    pairs = [(allocate(k), allocate(v)) for k, v in step_model.kv_specs(blocks)]
+    return [k for k, _ in pairs], [v for _, v in pairs]
+
+
+def _describe(result: BucketResult) -> str:
+    found = result.difference
+    if found is None:
+        return "none"
+    return (f"step {found.step}, sequence {found.sequence}: {found.found} for {found.expected} "
+            f"({found.margin:.1e} apart)")  # fmt: skip

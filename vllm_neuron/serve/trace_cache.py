@@ -1,0 +1,163 @@
+"""The Precompile Cache: graphs that were captured before need not be captured again.
+
+It holds manifests by trace key. A manifest is never taken on trust: its key says what it was captured from, and before
+a graph is bound its inputs are compared with the model that has been loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_neuron import envs
+from vllm_neuron.abi import TensorSpec
+from vllm_neuron.cache.manifest import Manifest, make_manifest
+from vllm_neuron.cache.manifests import FoundManifest, ManifestStore
+from vllm_neuron.cache.sources import SourceDigests
+from vllm_neuron.cache.tiers import TieredCache
+from vllm_neuron.errors import CacheError, UnsupportedError
+from vllm_neuron.lowering.module import LoweredModule
+from vllm_neuron.routes import Route, current_route
+from vllm_neuron.serve.buckets import Bucket
+from vllm_neuron.serve.step import step_inputs
+from vllm_neuron.serve.trace_key import TraceKeys
+
+logger = logging.getLogger("vllm.neuron.precompile")
+
+_SOURCES = "sources.json"
+
+
+@dataclass(frozen=True)
+class TracedGraph:
+    """One bucket, captured and lowered. ``input_names`` says, by position, what each input of the module is.
+
+    ``unread`` are the weights and KV caches of the captured model that the graph does not read.
+    """
+
+    bucket: Bucket
+    module: LoweredModule
+    input_names: tuple[str, ...]
+    seconds: float
+    unread: dict[str, TensorSpec]
+
+
+class TraceCache:
+    """The manifests of one configuration's graphs. Raises ``UnsupportedError`` where its code can't be known."""
+
+    def __init__(self, vllm_config: Any, cache: TieredCache) -> None:
+        root = Path(envs.get_neuron_precompile_cache_dir())
+        self._model: str = vllm_config.model_config.model
+        self._block_size: int = vllm_config.cache_config.block_size
+        self._store = ManifestStore(root, cache.remotes)
+        self._keys = TraceKeys(vllm_config, SourceDigests(root / _SOURCES))
+
+    def recall(self, buckets: Sequence[Bucket]) -> dict[str, FoundManifest]:
+        """By name of bucket, the manifests that there are.
+
+        One that can't be used counts as none, with a warning; in strict mode it raises :class:`CacheError`.
+        """
+        found: dict[str, FoundManifest] = {}
+        for bucket in buckets:
+            manifest = self._store.lookup(self._keys.key(bucket).digest)
+            if manifest is not None:
+                found[bucket.name] = manifest
+        if self._store.problems:
+            self._tell(list(self._store.problems.values()), lost=len(found) < len(buckets))
+        return found
+
+    def report(self, buckets: Sequence[Bucket], found: Mapping[str, FoundManifest]) -> str:
+        """One line: how many graphs need no capture, and what is different about the others."""
+        tiers = Counter(manifest.tier for manifest in found.values())
+        line = (
+            f"Precompile Cache: {len(found)} of {len(buckets)} graphs need no capture "
+            f"({tiers['local']} from the local tier, {tiers['remote']} from the remote tier)"
+        )
+        reasons: dict[str, list[str]] = {}
+        for bucket in buckets:
+            if bucket.name not in found:
+                reasons.setdefault(self._reason(bucket), []).append(bucket.name)
+        return "; ".join([line, *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())])
+
+    def keep(self, traced: TracedGraph) -> Manifest:
+        """Store the manifest of a captured graph on this machine, and return it."""
+        manifest = make_manifest(
+            self._keys.key(traced.bucket),
+            traced.bucket.name,
+            self._model,
+            traced.module,
+            traced.input_names,
+            traced.unread,
+        )
+        self._store.store(manifest)
+        return manifest
+
+    def publish(self, manifest: Manifest) -> None:
+        """Store a manifest in the remote tiers. Raises :class:`CacheError` where that can't be done."""
+        self._store.publish(manifest)
+
+    def misfit(self, manifest: Manifest, bucket: Bucket, model: Mapping[str, TensorSpec]) -> str | None:
+        """Why a manifest can't be used for ``bucket`` and a loaded model with the inputs ``model``; None if it can."""
+        steps = step_inputs(bucket, self._block_size)
+        for name, spec in manifest.step_inputs().items():
+            if steps.get(name) != spec:
+                return f"inputs.{name} is {spec} in the manifest, and {_shown(steps.get(name))} in the bucket"
+        results = manifest.module.abi.results
+        if len(results) != 1 or results[0].shape[:1] != (bucket.seqs,):
+            return f"it gives {', '.join(map(str, results))}, not one row of logits for each of {bucket.seqs} sequences"
+        expected = manifest.model_inputs()
+        for name in sorted(expected.keys() | model.keys()):
+            if expected.get(name) != model.get(name):
+                there, here = _shown(expected.get(name)), _shown(model.get(name))
+                return f"{name} is {there} in the manifest, and {here} in the loaded model"
+        return None
+
+    def _reason(self, bucket: Bucket) -> str:
+        key = self._keys.key(bucket)
+        if key.digest in self._store.problems:
+            return "its manifest can't be used"
+        difference = self._store.nearest_difference(key, bucket.name, self._model)
+        return difference or "no graph of this name has been captured before"
+
+    def _tell(self, problems: list[str], *, lost: bool) -> None:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        if lost and envs.strict():
+            raise CacheError(
+                f"Strict mode: {problems[0]}{more}. Remove it to have the graph captured again, or run the compile job "
+                "again to replace it"
+            )
+        logger.warning("Passed over: %s%s", problems[0], more)
+
+
+def _shown(spec: TensorSpec | None) -> str:
+    return "absent" if spec is None else str(spec)
+
+
+def open_for_serving(vllm_config: Any, cache: TieredCache) -> TraceCache | str:
+    """The trace cache of a server's start, or why there is none."""
+    if envs.DISABLE_COMPILE_CACHE.get():
+        return f"{envs.DISABLE_COMPILE_CACHE.name} is set"
+    if current_route() is Route.XLA:
+        return "it is for the native route only"
+    if not envs.CACHING_PRECOMPILE.get():
+        if envs.CACHING_PRECOMPILE.is_set():
+            return f"{envs.CACHING_PRECOMPILE.name} turns it off"
+        return f"{envs.BACKEND.name} is unset; set it to {Route.NATIVE.value} to turn it on"
+    try:
+        return TraceCache(vllm_config, cache)
+    except UnsupportedError as error:
+        return str(error)
+
+
+def open_for_compiling(vllm_config: Any, cache: TieredCache) -> TraceCache | None:
+    """The trace cache that a compile job fills, or None where nothing would ever be read from it."""
+    if current_route() is Route.XLA:
+        return None
+    try:
+        return TraceCache(vllm_config, cache)
+    except UnsupportedError as error:
+        logger.info("No manifests are written: %s", error)
+        return None
