@@ -16,6 +16,8 @@ FLOORS = [
     ["__init__"],
     ["abi"],
     ["errors"],
+    ["digests"],
+    ["parsers"],
     ["envs"],
     ["metrics"],
     ["lowering", "runtime"],

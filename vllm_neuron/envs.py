@@ -9,7 +9,6 @@ import difflib
 import functools
 import getpass
 import logging
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,28 +16,29 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from vllm_neuron.errors import ConfigError
+from vllm_neuron.parsers import (
+    BOOLEAN,
+    COUNT,
+    FILE,
+    FILES,
+    FRACTION,
+    GIBIBYTES,
+    LEVEL,
+    LOGICAL_CORES,
+    PATH,
+    REMOTES,
+    SECONDS,
+    TEXT,
+    Parser,
+    absolute,
+)  # fmt: skip
 
 logger = logging.getLogger("vllm.neuron.envs")
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
-_TRUE = ("1", "true", "yes", "on")
-_FALSE = ("0", "false", "no", "off")
 _PREFIXES = ("VLLM_NEURON_", "NEURON_LIBTORCH_")
-_NETWORK_FILESYSTEMS = ("nfs", "lustre")
-
-
-@dataclass(frozen=True)
-class Parser(Generic[T_co]):
-    """Turns a variable's text into its value. ``convert`` raises ``ValueError`` on anything not ``accepted``."""
-
-    kind: str
-    accepted: str
-    convert: Callable[[str], T_co]
-
-    def __call__(self, text: str) -> T_co:
-        return self.convert(text)
+NETWORK_FILESYSTEMS = ("nfs", "lustre")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def get_neuron_precompile_cache_dir() -> str:
 
 def _neuron_folder() -> Path:
     folder = Path(CACHE_ROOT.get(), "neuron")
-    if CACHE_ROOT.is_set() or not (kind := _filesystem(folder)).startswith(_NETWORK_FILESYSTEMS):
+    if CACHE_ROOT.is_set() or not (kind := filesystem(folder)).startswith(NETWORK_FILESYSTEMS):
         return folder
     local = Path("/tmp", f"vllm_neuron_wdir_{getpass.getuser()}", "neuron")
     _warn_once(f"{folder} is on a network file system ({kind}): the local cache is in {local}. "
@@ -137,11 +137,19 @@ def _conflict(one: Variable[bool], other: Variable[bool]) -> ConfigError:
 
 
 def _warn_about_unknown_names() -> None:
+    for name, nearest in unknown_names().items():
+        _warn_once(f"{name} is not a known variable, and has no effect. Did you mean {nearest}?")
+
+
+def unknown_names() -> dict[str, str]:
+    """Variables that are set and look like ours, but are not: each with the nearest name that is."""
     known = {name for variable in VARIABLES for name in (variable.name, *variable.old_names)}
-    for name in sorted(os.environ):
-        if name.startswith(_PREFIXES) and name not in known and os.environ[name].strip():
-            nearest = difflib.get_close_matches(name, [variable.name for variable in VARIABLES], n=1, cutoff=0.0)
-            _warn_once(f"{name} is not a known variable, and has no effect. Did you mean {nearest[0]}?")
+    ours = [variable.name for variable in VARIABLES]
+    return {
+        name: difflib.get_close_matches(name, ours, n=1, cutoff=0.0)[0]
+        for name in sorted(os.environ)
+        if name.startswith(_PREFIXES) and name not in known and os.environ[name].strip()
+    }
 
 
 @functools.cache
@@ -149,7 +157,7 @@ def _warn_once(message: str) -> None:
     logger.warning(message)
 
 
-def _filesystem(path: Path) -> str:
+def filesystem(path: Path) -> str:
     """The type of the file system that ``path`` is on, or would be on, such as ``ext4``; '' where it is unknown."""
     import psutil
 
@@ -160,48 +168,8 @@ def _filesystem(path: Path) -> str:
 
 
 def _default_cache_root() -> str:
-    return _path(os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vllm"))  # noqa: PTH118
+    return absolute(os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vllm"))  # noqa: PTH118
 
-
-def _path(text: str) -> str:
-    return str(Path(text).expanduser().absolute())
-
-
-def _remotes(text: str) -> str:
-    """Folders become absolute; URLs, and what is empty, are for the cache to judge."""
-    parts = (part.strip() for part in text.split(","))
-    return ",".join(part if "://" in part or not part else _path(part) for part in parts)
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() not in _TRUE + _FALSE:
-        raise ValueError(text)
-    return text.lower() in _TRUE
-
-
-def _number(text: str, least: float, most: float = math.inf) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and least <= value <= most):
-        raise ValueError(text)
-    return value
-
-
-def _level(text: str) -> str:
-    if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
-        raise ValueError(text)
-    return text.upper()
-
-
-BOOLEAN = Parser("bool", f"{', '.join(_TRUE + _FALSE)} (in any case)", _boolean)
-COUNT = Parser("int", "a whole number, 1 or more", lambda text: int(_number(str(int(text)), 1)))
-SECONDS = Parser("seconds", "a number of seconds, 0.001 or more", lambda text: _number(text, 0.001))
-TEXT = Parser("str", "any text", str)
-PATH = Parser("path", "a folder", _path)
-REMOTES = Parser("paths or URLs", "folders or URLs, separated by commas", _remotes)
-LOGICAL_CORES = Parser("int", "1 or 2", lambda text: int(_number(str(int(text)), 1, 2)))
-FRACTION = Parser("float", "a number from 0 to 1", lambda text: _number(text, 0, 1))
-GIBIBYTES = Parser("float", "a number of GiB, 0 or more", lambda text: _number(text, 0))
-LEVEL = Parser("str", "DEBUG, INFO, WARNING, ERROR, CRITICAL", _level)
 
 BACKEND: Variable[str | None] = Variable(
     "VLLM_NEURON_BACKEND", TEXT, None,
@@ -231,9 +199,22 @@ CACHE_ROOT = Variable(
 )  # fmt: skip
 REMOTE_CACHE: Variable[str | None] = Variable(
     "NEURON_LIBTORCH_REMOTE_CACHE", REMOTES, None,
-    "Remote tier: a folder that machines share, as a path or a `file://` URL. Compile jobs fill it. "
-    "Of several, separated by commas, the first that has an entry serves it.",
+    "Remote tier: a folder that machines share, as a path or a `file://` URL; an object store, such as "
+    "`s3://bucket/prefix`; or a published folder, `https://…`, read-only. Compile jobs fill it. Of several, separated "
+    "by commas, the first that has an entry serves it. `ro+` before a URL: never publish there.",
     ("VLLM_NEURON_REMOTE_CACHE",), "unset: no remote tier",
+)  # fmt: skip
+CACHE_SIGNING_KEY: Variable[str | None] = Variable(
+    "VLLM_NEURON_CACHE_SIGNING_KEY", FILE, None,
+    "Private Ed25519 key, as a PEM file. Entries that are published to a remote tier are signed with it, and its own "
+    "signature is trusted. Needs the package `cryptography`.",
+    default_text="unset: nothing is signed",
+)  # fmt: skip
+CACHE_TRUSTED_KEYS: Variable[tuple[str, ...] | None] = Variable(
+    "VLLM_NEURON_CACHE_TRUSTED_KEYS", FILES, None,
+    "Public Ed25519 keys, as PEM files. Entries come from a remote tier or an archive only with a valid signature by "
+    "one of them. Needs the package `cryptography`.",
+    default_text="unset: entries need no signature",
 )  # fmt: skip
 DISABLE_COMPILE_CACHE = Variable(
     "NEURON_LIBTORCH_DISABLE_COMPILE_CACHE", BOOLEAN, False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 _DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
@@ -50,6 +51,13 @@ def count_execution(bucket: str, runs: int = 1) -> None:
     """Runs of a bucket's graph. None makes the metric appear."""
     gauge = _gauge("neff_execution_count", "Runs of a bucket's graph so far", "sum", ("bucket_name",))
     gauge.labels(bucket).inc(runs)
+
+
+def set_cache_tier(tier: str, counters: Mapping[str, float]) -> None:
+    """What one tier of the compile cache did for this process: hits, misses, fetches, bytes, failures, seconds."""
+    for name, value in counters.items():
+        gauge = _gauge(f"cache_{name}", f"Compile cache, by tier: {name} so far", "sum", ("tier",))
+        gauge.labels(tier).set(value)
 
 
 def count_padding(seqs: int, tokens: int) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from entries import KEY, fill
 
+from vllm_neuron.cache.folder_remote import FolderRemote
+from vllm_neuron.cache.in_use import Claim
 from vllm_neuron.cache.local import LocalTier
 from vllm_neuron.cache.lock import KeyLock
-from vllm_neuron.cache.remote import FolderRemote
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import NeuronError
 
@@ -129,8 +130,15 @@ def build(root: str) -> None:
         say(f"{type(error).__name__}: {error}")
 
 
+def use(root: str, key: str) -> None:
+    """Use an entry until killed, as a server does."""
+    Claim(LocalTier(Path(root))).settle([key])
+    say("in use")
+    time.sleep(600)
+
+
 PROGRAMS = {f.__name__: f for f in (
-    compile_once, fetch, hold, hold_with_child, wait, stage, stage_private, publish_remote, as_user, build,
+    compile_once, fetch, hold, hold_with_child, wait, stage, stage_private, publish_remote, as_user, build, use,
 )}  # fmt: skip
 
 if __name__ == "__main__":

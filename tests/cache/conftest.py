@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from processes import Actor
+from stores import s3_server
 
 
 @pytest.fixture
@@ -50,3 +51,19 @@ def other_user() -> int:
     if os.geteuid() != 0:
         pytest.skip("only root can act for another user")
     return 61234
+
+
+@pytest.fixture(scope="session")
+def s3_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A server that speaks S3, one for the whole run, as the variables by which clients find it."""
+    pytest.importorskip("s3fs")
+    with s3_server(tmp_path_factory.mktemp("s3")) as environment:
+        yield environment
+
+
+@pytest.fixture
+def s3(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """This process finds the S3 server, and so do those that it starts. Its bucket is ``bucket``."""
+    for name, value in s3_environment.items():
+        monkeypatch.setenv(name, value)
+    return s3_environment

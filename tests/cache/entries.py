@@ -38,3 +38,10 @@ def fill(folder: Path, artifact: bytes = ARTIFACT) -> None:
         compile_seconds=1.5,
         peak_memory_bytes=1 << 20,
     )
+
+
+def fill_other(folder: Path) -> None:
+    """Make ``folder`` the entry of OTHER, which has no provenance."""
+    (folder / "graph.mlir").write_bytes(MODULE.data)
+    (folder / "graph.vmfb").write_bytes(ARTIFACT)
+    write_entry(folder, key=OTHER, abi=ABI)

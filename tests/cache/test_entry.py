@@ -45,7 +45,7 @@ def test_whole_entry(folder: Path) -> None:
     assert (metadata.target, metadata.level, metadata.flags) == ("cpu:x86-64-v3", 2, FLAGS)
     assert metadata.required_features == ("avx2", "fma")
     assert metadata.provenance["bucket"] == "prefill_s128"
-    assert metadata.files["graph.vmfb"].sha256 == hashlib.sha256(ARTIFACT).hexdigest()
+    assert metadata.files["graph.vmfb"].digest == hashlib.sha256(ARTIFACT).hexdigest()
     assert metadata.size == sum((folder / name).stat().st_size for name in FILES if name in metadata.files)
 
 

@@ -15,6 +15,8 @@ from entries import ABI, FLAGS, KEY, MODULE, PARTS
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.cache.key import ArtifactKey, artifact_key, is_key
 
+PYTHONPATH = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
 BASE = {
     "module": MODULE,
     "compiler": "iree",
@@ -83,24 +85,39 @@ def test_equal_values_under_other_names_are_another_key() -> None:
     assert ArtifactKey.from_parts(swapped).digest != KEY
 
 
-@pytest.mark.parametrize("seed", ["0", "1", "4711"])
-def test_nothing_about_the_process_changes_the_key(tmp_path: Path, seed: str) -> None:
-    environment = {
-        **os.environ,
-        "PYTHONHASHSEED": seed,
-        "PYTHONPATH": str(Path(__file__).parent),
-        "HOME": str(tmp_path),
-        "USER": f"user{seed}",
-        "HOSTNAME": f"host{seed}",
-        "TZ": "Asia/Kolkata",
-        "LC_ALL": "C",
-        "RANK": seed,
-        "LOCAL_RANK": seed,
-        "NEURON_RT_VISIBLE_CORES": seed,
-    }
-    command = [sys.executable, "-c", "import entries; print(entries.KEY)"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == KEY
+PROPERTIES: dict[str, dict[str, str]] = {
+    "home": {"HOME": "/nonexistent/home", "XDG_CACHE_HOME": "/nonexistent/cache"},
+    "user": {"USER": "someone", "LOGNAME": "someone"},
+    "host": {"HOSTNAME": "elsewhere"},
+    "time zone": {"TZ": "Asia/Kolkata"},
+    "locale": {"LC_ALL": "C", "LANG": "tr_TR.UTF-8"},
+    "hash seed 0": {"PYTHONHASHSEED": "0"},
+    "hash seed 4711": {"PYTHONHASHSEED": "4711"},
+    "rank": {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8", "MASTER_PORT": "12345"},
+    "placement": {"NEURON_RT_VISIBLE_CORES": "4-7", "CUDA_VISIBLE_DEVICES": "1", "NEURON_RT_ROOT_COMM_ID": "h:1"},
+    "threads": {"OMP_NUM_THREADS": "7"},
+    "cache folders": {"VLLM_CACHE_ROOT": "/nonexistent/a", "NEURON_LIBTORCH_REMOTE_CACHE": "/nonexistent/b"},
+    "signing": {"VLLM_NEURON_CACHE_SIGNING_KEY": "/nonexistent/key.pem"},
+    "workers": {"NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS": "3", "VLLM_NEURON_LOG_LEVEL": "DEBUG"},
+}
+IMPORTS = {"import order": "import vllm_neuron.targets, vllm_neuron.cache.tiers, json; ", "no imports before": ""}
+
+
+def key_in_a_process(folder: Path, variables: dict[str, str], before: str = "") -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *PYTHONPATH]), **variables}
+    command = [sys.executable, "-c", f"{before}import entries; print(entries.KEY)"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("variables", PROPERTIES.values(), ids=PROPERTIES)
+def test_the_environment_does_not_change_the_key(tmp_path: Path, variables: dict[str, str]) -> None:
+    assert key_in_a_process(tmp_path, variables) == KEY
+
+
+@pytest.mark.parametrize("before", IMPORTS.values(), ids=IMPORTS)
+def test_import_order_does_not_change_the_key(tmp_path: Path, before: str) -> None:
+    assert key_in_a_process(tmp_path, {}, before) == KEY
 
 
 @pytest.mark.parametrize("text", ["", KEY[:-1], KEY + "0", KEY.upper(), "../" + KEY, KEY[:-1] + "/", KEY + "\n"])

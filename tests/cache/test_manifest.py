@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from vllm_neuron.abi import Abi, TensorSpec
+from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.key import TraceKey, canonical_json, sha256
 from vllm_neuron.cache.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestError, make_manifest, parse_manifest
 from vllm_neuron.cache.manifests import ManifestStore
-from vllm_neuron.cache.remote import FolderRemote
 from vllm_neuron.errors import CacheError
 from vllm_neuron.lowering.module import KnownModule, LoweredModule
 

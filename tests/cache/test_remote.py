@@ -17,8 +17,9 @@ from test_entry import HARM, remove
 from test_local import names, umask
 
 from vllm_neuron.cache.entry import Entry, EntryState, examine, read_entry
+from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.remote import FolderRemote, open_remote, open_remotes
+from vllm_neuron.cache.remote import open_remote, open_remotes
 from vllm_neuron.errors import CacheError, ConfigError
 
 Start = Callable[..., Actor]
@@ -177,21 +178,38 @@ def test_names_of_remotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert open_remotes(None) == open_remotes(" ") == []
 
 
-@pytest.mark.parametrize(
-    "url", ["s3://bucket/prefix", "https://user:secret@host/cache?token=secret", "gs://b", "S3://b"]
-)
+@pytest.mark.parametrize("url", ["ftp://user:secret@host/cache", "github://b", "rsync://b"])
 def test_remotes_that_are_not_supported(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not supported; accepted: a path, or a file:// URL") as error:
+    with pytest.raises(ConfigError, match=r"is not supported; accepted: a path, or a file://, s3://") as error:
         open_remote(url)
     assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize("url", ["", "  ", "file://otherhost/cache", "file://", "file:///cache?x=1"])
+@pytest.mark.parametrize(
+    "url",
+    ["", "  ", "file://otherhost/cache", "file://", "file:///cache?x=1", "s3://", "https://u:secret@host/c?token=secret",
+     "ro+/mnt/cache", "ro+"],
+)  # fmt: skip
 def test_remotes_that_name_nothing(url: str) -> None:
-    with pytest.raises(ConfigError, match="accepted: a path, or a file:// URL"):
+    with pytest.raises(ConfigError, match="accepted: a path, or a file://, s3://") as error:
         open_remote(url)
+    assert "secret" not in str(error.value)
     with pytest.raises(ConfigError, match="accepted"):
         open_remotes(f"/a,{url}")
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "read_only"),
+    [
+        ("https://user:secret@host:8443/cache/", "https://host:8443/cache", True),
+        ("ro+file:///mnt/cache", "/mnt/cache", True),
+        ("RO+memory://cache/prefix/", "memory://cache/prefix", True),
+        ("memory://cache", "memory://cache", False),
+    ],
+)
+def test_names_and_marks_of_urls(url: str, name: str, read_only: bool) -> None:
+    remote = open_remote(url)
+    assert (remote.name, remote.read_only) == (name, read_only)
 
 
 def test_remote_that_is_a_file(tmp_path: Path) -> None:

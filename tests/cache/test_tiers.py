@@ -15,9 +15,9 @@ from test_entry import HARM, flip
 from test_local import names
 
 from vllm_neuron.cache.entry import Entry, EntryState, examine
+from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.key import artifact_key
 from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.remote import FolderRemote
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheError, ConfigError
 
@@ -212,8 +212,8 @@ def test_cache_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     cache = TieredCache.from_environment()
     assert cache.local.root == tmp_path / "root" / "neuron" / "compile_cache"
     assert [remote.name for remote in cache.remotes] == [f"{tmp_path}/a", f"{tmp_path}/b"]
-    monkeypatch.setenv("NEURON_LIBTORCH_REMOTE_CACHE", "s3://bucket")
-    with pytest.raises(ConfigError, match="s3:// is not supported"):
+    monkeypatch.setenv("NEURON_LIBTORCH_REMOTE_CACHE", "ftp://host/cache")
+    with pytest.raises(ConfigError, match="ftp:// is not supported"):
         TieredCache.from_environment()
 
 

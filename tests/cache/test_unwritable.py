@@ -16,9 +16,9 @@ from processes import Actor
 from test_local import names, open_up
 
 from vllm_neuron.cache.entry import EntryState, examine
+from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.local import LocalTier
 from vllm_neuron.cache.lock import LockState
-from vllm_neuron.cache.remote import FolderRemote
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheError
 

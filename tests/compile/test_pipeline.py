@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tests.compile.modules import broken, scale
+from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.remote import FolderRemote
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compile.misses import Miss, miss_error
 from vllm_neuron.compile.pipeline import Pipeline, Publish, Source

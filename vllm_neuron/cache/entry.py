@@ -30,24 +30,23 @@ from pathlib import Path
 from pydantic import JsonValue, ValidationError
 
 from vllm_neuron.abi import Abi
-from vllm_neuron.cache import files
+from vllm_neuron.cache import digest, files, steps
 from vllm_neuron.cache.key import FORMAT_VERSION, ArtifactKey, is_key, sha256
 from vllm_neuron.cache.metadata import (
     COMPLETE_MARKER,
-    MAX_ENTRY_BYTES,
+    MAX_MARKER_BYTES,
     MAX_METADATA_BYTES,
     METADATA_FILE,
     FileRecord,
     Metadata,
     format_version_of,
 )
+from vllm_neuron.cache.steps import Step
 from vllm_neuron.errors import CacheError, DamagedEntryError
 
 MODULE_FILES = ("graph.mlir", "graph.hlo")
 COMMAND_FILE = "command.txt"
 LOG_FILE = "compiler.log"
-
-_MAX_MARKER_BYTES = 1024
 
 
 class EntryState(Enum):
@@ -140,9 +139,17 @@ def _finish(folder: Path, metadata: Metadata) -> None:
     data = metadata.to_json().encode()
     if len(data) > MAX_METADATA_BYTES:
         raise CacheError(f"the metadata in {folder} take {len(data)} bytes, at most {MAX_METADATA_BYTES} are allowed")
+    steps.reached(Step.FILES_LISTED)
     files.write_synced(folder / METADATA_FILE, data)
-    files.write_synced(folder / COMPLETE_MARKER, f"{sha256(data)}\n".encode())
+    steps.reached(Step.METADATA_WRITTEN)
+    files.write_synced(folder / COMPLETE_MARKER, marker_of(data))
     files.sync_folder(folder)
+    steps.reached(Step.MARKER_WRITTEN)
+
+
+def marker_of(metadata: bytes) -> bytes:
+    """What ``.compilation_complete`` holds for the bytes of ``metadata.json``."""
+    return f"{sha256(metadata)}\n".encode()
 
 
 def _records(folder: Path) -> dict[str, FileRecord]:
@@ -153,7 +160,8 @@ def _records(folder: Path) -> dict[str, FileRecord]:
         try:
             with files.open_plain(path) as file:
                 os.fsync(file.fileno())
-                records[path.name] = FileRecord(size=os.fstat(file.fileno()).st_size, sha256=files.digest(file))
+                size = os.fstat(file.fileno()).st_size
+                records[path.name] = FileRecord(size=size, digest=digest.of_file(file.fileno()))
         except files.NotAsExpected as problem:
             raise CacheError(f"{folder} can't be made an entry: {problem}") from problem
     return records
@@ -201,23 +209,19 @@ def examine(path: Path, key: str, *, digests: bool = True) -> Examined:
 
 def _examine_open(folder: int, key: str, digests: bool) -> Examined:
     try:
-        marker = files.read_small(COMPLETE_MARKER, _MAX_MARKER_BYTES, folder)
+        marker = files.read_small(COMPLETE_MARKER, MAX_MARKER_BYTES, folder)
     except FileNotFoundError:
         return Examined(EntryState.IN_PROGRESS, reason=f"it has no {COMPLETE_MARKER}")
     try:
         data = files.read_small(METADATA_FILE, MAX_METADATA_BYTES, folder)
     except FileNotFoundError as error:
         raise files.NotAsExpected(f"{METADATA_FILE} is missing") from error
-    if marker != f"{sha256(data)}\n".encode():
+    if marker != marker_of(data):
         raise files.NotAsExpected(f"{COMPLETE_MARKER} does not hold the digest of {METADATA_FILE}")
-    version = format_version_of(data)
-    if version != FORMAT_VERSION:
-        return Examined(
-            EntryState.FOREIGN, reason=f"it has format version {version}, this release reads {FORMAT_VERSION}"
-        )
-    metadata = _parse(data)
-    if metadata.key != key:
-        raise files.NotAsExpected(f"it is the entry of key {metadata.key}")
+    try:
+        metadata = parse_metadata(data, key)
+    except ForeignFormat as problem:
+        return Examined(EntryState.FOREIGN, reason=str(problem))
     _check_sizes_and_digests(folder, metadata, marker, digests)
     return Examined(EntryState.COMPLETE, metadata)
 
@@ -226,15 +230,34 @@ _parsed: dict[bytes, Metadata] = {}
 _verified: set[tuple[bytes, tuple[files.Identity, ...]]] = set()
 
 
-def _parse(data: bytes) -> Metadata:
-    if (known := _parsed.get(data)) is not None:
-        return known
-    try:
-        metadata = Metadata.model_validate_json(data)
-    except ValidationError as error:
-        raise files.NotAsExpected(f"{METADATA_FILE}: {_first_problem(error)}") from error
-    _parsed[data] = metadata
+class ForeignFormat(files.NotAsExpected):
+    """Metadata of a format version that another release writes."""
+
+
+def parse_metadata(data: bytes, key: str) -> Metadata:
+    """The metadata of ``key`` from the bytes of its ``metadata.json``; ``NotAsExpected`` where they are anything else.
+
+    Of another format version is ``ForeignFormat``, which is one kind of that.
+    """
+    if (metadata := _parsed.get(data)) is None:
+        if (version := format_version_of(data)) != FORMAT_VERSION:
+            raise ForeignFormat(f"it has format version {version}, this release reads {FORMAT_VERSION}")
+        try:
+            metadata = Metadata.model_validate_json(data)
+        except ValidationError as error:
+            raise files.NotAsExpected(f"{METADATA_FILE}: {_first_problem(error)}") from error
+        _parsed[data] = metadata
+    if metadata.key != key:
+        raise files.NotAsExpected(f"it is the entry of key {metadata.key}")
     return metadata
+
+
+def trust_copy(folder: Path, metadata: Metadata, marker: bytes) -> None:
+    """Note that this process has just written the files in ``folder``, and seen that each has its digest."""
+    with files.folder(folder) as descriptor:
+        sizes = metadata.files.items()
+        identities = tuple(files.check_size(name, record.size, descriptor) for name, record in sizes)
+    _verified.add((marker, identities))
 
 
 def _check_sizes_and_digests(folder: int, metadata: Metadata, marker: bytes, digests: bool) -> None:
@@ -244,33 +267,9 @@ def _check_sizes_and_digests(folder: int, metadata: Metadata, marker: bytes, dig
         return
     for name, record in metadata.files.items():
         with files.open_plain(name, folder) as file:
-            if files.digest(file) != record.sha256:
-                raise files.NotAsExpected(f"the SHA-256 digest of {name} is not the one in {METADATA_FILE}")
+            if digest.of_file(file.fileno()) != record.digest:
+                raise files.NotAsExpected(f"the digest of {name} is not the one in {METADATA_FILE}")
     _verified.add((marker, identities))
-
-
-def copy_entry(source: Path, metadata: Metadata, into: Path) -> int:
-    """Copy the files of an entry into the empty folder ``into``, the marker last; return the bytes copied.
-
-    Copies what ``metadata`` lists, and no more bytes of it. Nothing is verified: that is for the one who publishes the
-    copy. Raises ``OSError``, or ``DamagedEntryError`` where a file is not of the listed size.
-    """
-    sizes = {name: record.size for name, record in metadata.files.items()}
-    total = sum(sizes.values())
-    if total > MAX_ENTRY_BYTES:
-        raise DamagedEntryError(f"the cache entry {source} claims {total} bytes, at most {MAX_ENTRY_BYTES} are allowed")
-    folder = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        for name, size in sizes.items():
-            files.copy_exactly(name, size, folder, into / name)
-        for name, bound in ((METADATA_FILE, MAX_METADATA_BYTES), (COMPLETE_MARKER, _MAX_MARKER_BYTES)):
-            files.write_synced(into / name, files.read_small(name, bound, folder))
-    except files.NotAsExpected as problem:
-        raise DamagedEntryError(f"the cache entry {source} is damaged: {problem}") from problem
-    finally:
-        os.close(folder)
-    files.sync_folder(into)
-    return total
 
 
 def complete_keys(root: Path) -> list[str]:

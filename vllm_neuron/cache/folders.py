@@ -87,7 +87,9 @@ def open_to_readers(entry: Path, root: Path) -> None:
     """Let those who may read the root read the entry; nobody but its owner may write to it."""
     mode = mode_of(root)
     for path in entry.iterdir():
-        if stat.S_ISREG(path.lstat().st_mode):  # The mode of a link is that of what it points to.
+        found = path.lstat()
+        # The mode of a link is that of what it points to. A change that changes nothing would touch the file's times.
+        if stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) != 0o600 | (mode & 0o044):
             path.chmod(0o600 | (mode & 0o044))
     entry.chmod(0o700 | (mode & 0o055))
 
@@ -113,3 +115,11 @@ def refuses_writing(error: BaseException, folder: Path) -> bool:
                 return True
         seen = seen.__cause__ or seen.__context__
     return folder.exists() and is_full(folder)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

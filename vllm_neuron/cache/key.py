@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from vllm_neuron.errors import CacheError
+
 if TYPE_CHECKING:
     from vllm_neuron.abi import Abi
     from vllm_neuron.lowering.module import ModuleIdentity
@@ -47,7 +49,7 @@ class Key:
 class ArtifactKey(Key):
     """What a compiled artifact is made of.
 
-    Parts, each a string: ``module`` and ``abi`` are SHA-256 digests; ``module_format``, ``compiler``,
+    Parts, each a string: ``module`` and ``abi`` are digests; ``module_format``, ``compiler``,
     ``compiler_version``, ``flags`` (a JSON list, in the order of the command line, where the last may win),
     ``target``, ``level`` (``O2``) and ``format`` are values that a person can read. Where the compiler is given the
     module in another form, ``converted`` is a digest of that.
@@ -92,6 +94,13 @@ def artifact_key(
 def is_key(text: str) -> bool:
     """Whether ``text`` has the form of a key, and so is safe to use as a file name."""
     return _KEY.fullmatch(text) is not None
+
+
+def checked_key(text: str) -> str:
+    """``text``, if it has the form of a key. Raises ``CacheError``."""
+    if not is_key(text):
+        raise CacheError(f"{text!r} is not a key; a key is {_DIGITS} hexadecimal digits, in lower case")
+    return text
 
 
 def abi_digest(abi: Abi) -> str:

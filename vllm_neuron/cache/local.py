@@ -25,12 +25,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_neuron import envs
-from vllm_neuron.cache import folders, publish
-from vllm_neuron.cache.entry import Entry, EntryState, Examined, complete_keys, copy_entry, examine, read_entry
-from vllm_neuron.cache.key import is_key
+from vllm_neuron.cache import folders, publish, steps
+from vllm_neuron.cache.entry import Entry, EntryState, Examined, complete_keys, examine, read_entry
+from vllm_neuron.cache.key import checked_key
 from vllm_neuron.cache.lock import KeyLock, LockState
 from vllm_neuron.cache.metadata import COMPLETE_MARKER
 from vllm_neuron.cache.scratch import Scratch, sweep
+from vllm_neuron.cache.steps import Step
+from vllm_neuron.cache.transfer import copy_entry
 from vllm_neuron.errors import CacheError
 
 logger = logging.getLogger("vllm.neuron.cache")
@@ -65,7 +67,7 @@ class LocalTier:
 
     def lookup(self, key: str) -> Entry | None:
         """The whole entry of ``key``, or None. A damaged one goes to quarantine and counts as a miss."""
-        path = self.root / _checked(key)
+        path = self.root / checked_key(key)
         try:
             found = examine(path, key)
         except OSError as error:
@@ -95,47 +97,51 @@ class LocalTier:
     @contextmanager
     def staging(self, key: str) -> Iterator[Path]:
         """An empty folder to make the entry of ``key`` in, for ``publish``. Removed afterwards, or after our death."""
-        scratch = self._scratch(_checked(key))
+        scratch = self._scratch(checked_key(key))
         if scratch is None:
             with self._fallback().staging(key) as path:
                 yield path
             return
+        steps.reached(Step.STAGED)
         try:
             yield scratch.path
         finally:
             scratch.close()
 
-    def publish(self, staged: Path, key: str) -> Entry:
+    def publish(self, staged: Path, key: str, *, sync: bool = True) -> Entry:
         """Store the finished folder ``staged`` as the entry of ``key``; return the one that is there afterwards.
 
-        Raises ``CacheError`` where ``staged`` is not whole.
+        ``sync`` waits until its name is on disk, and with it, on most file systems, all that is in it. Raises
+        ``CacheError`` where ``staged`` is not whole.
         """
         if not staged.is_relative_to(self.root):
-            return self._fallback().publish(staged, key)
-        target = self.root / _checked(key)
+            return self._fallback().publish(staged, key, sync=sync)
+        target = self.root / checked_key(key)
         try:
             folders.open_to_readers(staged, self.root)
-            publish.place(staged, target, key, lambda found: self._quarantine(key, found))
+            steps.reached(Step.OPENED_TO_READERS)
+            publish.place(staged, target, key, lambda found: self._quarantine(key, found), sync=sync)
             return read_entry(target, key)
         except OSError as error:
             self._refuse_or_raise(error)
             return self._fallback().adopt(read_entry(staged, key))
 
-    def build(self, key: str, fill: Callable[[Path], object]) -> Entry:
+    def build(self, key: str, fill: Callable[[Path], object], *, sync: bool = True) -> Entry:
         """Let ``fill`` make the entry of ``key`` in an empty folder, and publish it.
 
-        Where this tier turns out to be unwritable or full on the way, ``fill`` is called once more, with a folder
-        elsewhere. Raises what ``fill`` raises, and ``CacheError`` where what it leaves is not whole.
+        ``sync=False`` is for what can be fetched again after a loss of power. Where this tier turns out to be
+        unwritable or full on the way, ``fill`` is called once more, with a folder elsewhere. Raises what ``fill``
+        raises, and ``CacheError`` where what it leaves is not whole.
         """
         with self.staging(key) as folder:
             try:
                 fill(folder)
-                return self.publish(folder, key)
+                return self.publish(folder, key, sync=sync)
             except Exception as error:
                 if not folder.is_relative_to(self.root) or not folders.refuses_writing(error, self.root):
                     raise
                 self._refuse(str(error))
-        return self._fallback().build(key, fill)
+        return self._fallback().build(key, fill, sync=sync)
 
     def adopt(self, entry: Entry) -> Entry:
         """Store a copy of an entry from elsewhere."""
@@ -150,7 +156,7 @@ class LocalTier:
         once more inside, whatever the state.
         """
         states: dict[str, LockState] = self._nested.__dict__
-        if _checked(key) in states:
+        if checked_key(key) in states:
             yield states[key]
             return
         folder = self._inner("locks")
@@ -271,9 +277,3 @@ class PrivateTier(LocalTier):
 def _is_mine(folder: Path) -> bool:
     found = folder.lstat()
     return found.st_uid == os.geteuid() and folder.is_dir() and not folder.is_symlink()
-
-
-def _checked(key: str) -> str:
-    if not is_key(key):
-        raise CacheError(f"{key!r} is not a key; a key is 32 hexadecimal digits, in lower case")
-    return key

@@ -12,6 +12,9 @@ from vllm_neuron.cache.key import is_key
 from vllm_neuron.cache.manifest import MAX_MANIFEST_BYTES, ManifestError
 from vllm_neuron.errors import CacheError
 
+MANIFESTS = ".manifests"
+"""The folder of the manifests in a remote store."""
+
 _SUFFIX = ".json"
 
 
@@ -61,6 +64,17 @@ class ManifestFolder:
         except OSError:
             return []
         return [entry.name.removesuffix(_SUFFIX) for entry in found]
+
+
+def manifest_path(key: str) -> str:
+    """Where a remote store that is no folder has the manifest of ``key``."""
+    return f"{MANIFESTS}/{_name(key)}"
+
+
+def manifest_key(path: str) -> str | None:
+    """The trace key of what is at ``path`` in such a store; None for something else."""
+    name = path.removeprefix(f"{MANIFESTS}/").removesuffix(_SUFFIX)
+    return name if is_key(name) and path == manifest_path(name) else None
 
 
 def _name(key: str) -> str:

@@ -12,7 +12,10 @@ from vllm_neuron.cache.key import ArtifactKey, abi_digest
 
 METADATA_FILE = "metadata.json"
 COMPLETE_MARKER = ".compilation_complete"
+SIGNATURE_FILE = "metadata.sig"
 
+MAX_MARKER_BYTES = 1024
+MAX_SIGNATURE_BYTES = 4096
 MAX_METADATA_BYTES = 16 << 20
 MAX_ENTRY_BYTES = 16 << 30
 MAX_FILES = 64
@@ -24,12 +27,12 @@ Key = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
 
 class FileRecord(BaseModel):
-    """Size in bytes and SHA-256 of one file of an entry."""
+    """Size in bytes of one file of an entry, and the digest of its content, as ``cache/digest.py`` defines it."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     size: int = Field(ge=0, le=MAX_ENTRY_BYTES)
-    sha256: Sha256
+    digest: Sha256
 
 
 class Metadata(BaseModel):
@@ -68,10 +71,16 @@ class Metadata(BaseModel):
         for name in (self.module_file, self.artifact_file):
             if name not in self.files:
                 raise ValueError(f"{name} is not among the files")
-        if self.files[self.module_file].sha256 != self.key_parts.get("module"):
+        if self.files[self.module_file].digest != self.key_parts.get("module"):
             raise ValueError(f"{self.module_file} is not the module in the key parts")
         if self.size > MAX_ENTRY_BYTES:
             raise ValueError(f"its files take {self.size} bytes, at most {MAX_ENTRY_BYTES} are allowed")
+        return self
+
+    @model_validator(mode="after")
+    def _no_reserved_names(self) -> Metadata:
+        if reserved := self.files.keys() & {METADATA_FILE, SIGNATURE_FILE}:
+            raise ValueError(f"{min(reserved)} can't be among the files")
         return self
 
     @property

@@ -8,21 +8,35 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from vllm_neuron.cache import files
+from vllm_neuron.cache import files, steps
 from vllm_neuron.cache.entry import EntryState, Examined, examine, read_entry
+from vllm_neuron.cache.steps import Step
 from vllm_neuron.errors import CacheError
 
 _TAKEN = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 ATTEMPTS = 16
 
 
-def place(staged: Path, target: Path, key: str, set_aside: Callable[[Examined], object]) -> bool:
+def _is_whole(path: Path, key: str) -> bool:
+    return examine(path, key).state is EntryState.COMPLETE
+
+
+def place(
+    staged: Path,
+    target: Path,
+    key: str,
+    set_aside: Callable[[Examined], object],
+    may_stay: Callable[[Path, str], bool] = _is_whole,
+    *,
+    sync: bool = True,
+) -> bool:
     """Give the staged entry of ``key`` its name ``target``. True: ours landed. False: a whole one was there.
 
-    Anything at ``target`` that is not whole is handed to ``set_aside``, which moves it away. Raises ``CacheError`` or
+    Anything at ``target`` that may not stay is handed to ``set_aside``, which moves it away. Raises ``CacheError`` or
     ``DamagedEntryError`` where the staged entry is not whole, ``OSError`` where the file system refuses.
     """
     read_entry(staged, key)
+    steps.reached(Step.VERIFIED)
     for _ in range(ATTEMPTS):
         try:
             staged.rename(target)
@@ -30,17 +44,20 @@ def place(staged: Path, target: Path, key: str, set_aside: Callable[[Examined], 
             if error.errno not in _TAKEN:
                 raise
         else:
-            files.sync_folder(target.parent)
+            steps.reached(Step.RENAMED)
+            if sync:
+                files.sync_folder(target.parent)
             return True
+        steps.reached(Step.TAKEN)
         found = examine(target, key)
-        if found.state is EntryState.COMPLETE:
+        if found.state is EntryState.COMPLETE and may_stay(target, key):
             return False
         if found.state is not EntryState.ABSENT:
             set_aside(found)
     raise CacheError(f"{target} can't be published: something that is not whole comes back in its place each time")
 
 
-def move_aside(target: Path, aside: Path, key: str) -> bool:
+def move_aside(target: Path, aside: Path, key: str, may_stay: Callable[[Path, str], bool] = _is_whole) -> bool:
     """Move an entry that was found not to be whole to the new name ``aside``. True if that is where it is now.
 
     Between the look and the move someone may have replaced it with a whole one; that one is put back.
@@ -54,7 +71,8 @@ def move_aside(target: Path, aside: Path, key: str) -> bool:
             raise
         # An overlay file system does not rename folders of a lower layer, such as those of a container's image.
         shutil.move(target, aside)
-    if examine(aside, key).state is not EntryState.COMPLETE:
+    steps.reached(Step.SET_ASIDE)
+    if not may_stay(aside, key):
         return True
     with suppress(OSError):  # A third process may have published in the meantime. Then its entry stands.
         aside.rename(target)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from vllm_neuron import envs
+from vllm_neuron.cache import steps, trust
 from vllm_neuron.cache.entry import Entry
 from vllm_neuron.cache.explain import Neighbour, nearest
+from vllm_neuron.cache.guard import Guarded, RemoteDownError
 from vllm_neuron.cache.local import LocalTier, PrivateTier
 from vllm_neuron.cache.lock import LockState
 from vllm_neuron.cache.metadata import Metadata
+from vllm_neuron.cache.progress import Progress
 from vllm_neuron.cache.remote import RemoteTier, open_remotes
+from vllm_neuron.cache.steps import Step
 from vllm_neuron.errors import CacheError
 
 logger = logging.getLogger("vllm.neuron.cache")
@@ -49,25 +53,39 @@ class TierCounters:
         """Plain numbers by name."""
         return asdict(self)
 
+    def __str__(self) -> str:
+        fetched = f", {self.bytes / 2**20:.1f} MiB fetched" if self.fetches else ""
+        failures = f", {self.failures} failures" if self.failures else ""
+        return f"{self.hits} hits, {self.misses} misses{fetched}{failures}, {self.seconds:.2f} s"
+
 
 class TieredCache:
     """A local tier before any number of remote ones, asked in order; the first that has an entry serves it."""
 
-    def __init__(self, local: LocalTier, remotes: Sequence[RemoteTier] = ()) -> None:
+    def __init__(
+        self,
+        local: LocalTier,
+        remotes: Sequence[RemoteTier] = (),
+        on_bytes: Callable[[int], object] = lambda amount: None,
+    ) -> None:
+        """``on_bytes`` is called with amounts of bytes as they are fetched, on any thread."""
         self.local = local
+        self._on_bytes = on_bytes
         self.remotes = list(remotes)
         self._missed: set[tuple[str, str]] = set()
         self.counters = {name: TierCounters() for name in (local.name, *(remote.name for remote in self.remotes))}
 
     @classmethod
-    def from_environment(cls) -> TieredCache:
+    def from_environment(cls, on_bytes: Callable[[int], object] = lambda amount: None) -> TieredCache:
         """The cache that the variables describe. With the cache disabled: a store of this process alone, no remotes.
 
-        Raises ``ConfigError`` where a tier can't be what a variable says.
+        ``on_bytes`` is as for the class. Raises ``ConfigError`` where a tier can't be what a variable says.
         """
         if envs.DISABLE_COMPILE_CACHE.get():
             return cls(PrivateTier())
-        return cls(LocalTier(Path(envs.get_neuron_compile_cache_dir())), open_remotes(envs.REMOTE_CACHE.get()))
+        trust.check_variables()
+        local = LocalTier(Path(envs.get_neuron_compile_cache_dir()))
+        return cls(local, open_remotes(envs.REMOTE_CACHE.get()), on_bytes)
 
     def lookup(self, key: str) -> Found | None:
         """The entry of ``key``, verified, from the first tier that has it, or None.
@@ -113,7 +131,7 @@ class TieredCache:
         """One line per tier, in the order in which they are asked."""
         kind = self.local.name if self.local.writable else f"{self.local.name}, read-only"
         lines = [f"{self.local.root} ({kind})"]
-        return lines + [f"{remote.name} (remote{', read-only' if remote.read_only else ''})" for remote in self.remotes]
+        return lines + [f"{remote.name} ({', '.join(_facts(remote))})" for remote in self.remotes]
 
     def nearest(self, parts: Mapping[str, str], provenance: Mapping[str, object], limit: int = 3) -> list[Neighbour]:
         """The entries of all tiers that differ least from what is looked for, and in what, best first."""
@@ -143,10 +161,15 @@ class TieredCache:
             if metadata is None:
                 self._count_miss(remote.name, key)
                 return None
-            entry = self.local.build(key, lambda folder: _fetch(remote, key, folder))
+            steps.reached(Step.FOUND)
+            entry = self.local.build(
+                key, lambda folder: _fetch(remote, key, folder, Progress(self._on_bytes)), sync=False
+            )
         except (OSError, CacheError) as error:
             counters.failures += 1
-            logger.warning("Key %s can't be had from the remote cache %s: %s", key, remote.name, error)
+            # One warning for a store that is down, not one for every key.
+            level = logging.DEBUG if isinstance(error, RemoteDownError) else logging.WARNING
+            logger.log(level, "Key %s can't be had from the remote cache %s: %s", key, remote.name, error)
             return None
         finally:
             counters.seconds += time.perf_counter() - start
@@ -168,9 +191,16 @@ class TieredCache:
             raise CacheError(f"entry {entry.key} can't be published to {remote.name}: {error}") from error
 
 
-def _fetch(remote: RemoteTier, key: str, into: Path) -> None:
-    if not remote.fetch(key, into):
+def _fetch(remote: RemoteTier, key: str, into: Path, progress: Progress) -> None:
+    if not remote.fetch(key, into, progress):
         raise CacheError("the entry went away while it was to be fetched")
+    steps.reached(Step.FETCHED)
+    trust.check_folder(into, key)
+
+
+def _facts(remote: RemoteTier) -> list[str]:
+    trouble = remote.trouble if isinstance(remote, Guarded) else ""
+    return ["remote", *(["read-only"] if remote.read_only else []), *([f"not asked: {trouble}"] if trouble else [])]
 
 
 def _metadata(remote: RemoteTier, key: str) -> Metadata | None:

@@ -1,24 +1,25 @@
-"""``vllm-neuron cache``: look into the tiers, check them, and promote entries."""
+"""``vllm-neuron cache``: look into the tiers, and check them."""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from vllm_neuron.cache import index
 from vllm_neuron.cache.entry import Entry, EntryState, examine
-from vllm_neuron.cache.key import is_key
+from vllm_neuron.cache.http_remote import INDEX
 from vllm_neuron.cache.tiers import TieredCache
+from vllm_neuron.cli import cache_explain, cache_gc, cache_move
+from vllm_neuron.cli.keys import Json, Keys, full_keys
 from vllm_neuron.errors import CacheError, ConfigError
 
 app = typer.Typer(help="Look after the compile cache.", no_args_is_help=True)
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Keys = Annotated[list[str] | None, typer.Argument(help="Keys, or the first digits of them. Default: all.")]
 
 
 @app.command("list")
@@ -45,10 +46,10 @@ def list_entries(as_json: Json = False) -> None:
 
 
 @app.command()
-def show(key: Annotated[str, typer.Argument(help="A key, or the first digits of one.")]) -> None:
+def show(key: Annotated[str, typer.Argument(help="A key, or the first digits of one.")], as_json: Json = True) -> None:
     """Print everything that an entry says about itself, as JSON."""
     cache = TieredCache.from_environment()
-    (full,) = _keys(cache, [key])
+    (full,) = full_keys(cache, [key])
     found = cache.lookup(full)
     if found is None:
         raise CacheError(f"key {full} is in none of: {'; '.join(cache.describe())}")
@@ -60,7 +61,7 @@ def verify(keys: Keys = None, as_json: Json = False) -> None:
     """Check every file of the local tier's entries against its digest. Exits with 1 if one is not as it should be."""
     cache = TieredCache.from_environment()
     results = []
-    for key in _keys(cache, keys) if keys else cache.local.keys():
+    for key in full_keys(cache, keys) if keys else cache.local.keys():
         found = examine(cache.local.root / key, key)
         results.append({"key": key, "state": found.state.value, "reason": found.reason})
     if as_json:
@@ -70,19 +71,6 @@ def verify(keys: Keys = None, as_json: Json = False) -> None:
             typer.echo(f"{result['key']}  {result['state']}{': ' if result['reason'] else ''}{result['reason']}")
         typer.echo(f"{len(results)} entries checked in {cache.local.root}")
     sys.exit(any(result["state"] != EntryState.COMPLETE.value for result in results))
-
-
-@app.command()
-def push(keys: Keys = None) -> None:
-    """Publish entries of the local tier to the remote tier: those named, or all."""
-    cache = TieredCache.from_environment()
-    if not cache.remotes:
-        raise ConfigError("there is no remote tier: set NEURON_LIBTORCH_REMOTE_CACHE to a folder that machines share")
-    for key in _keys(cache, keys) if keys else cache.local.keys():
-        entry = cache.local.lookup(key)
-        if entry is None:
-            raise CacheError(f"key {key} is not in the local tier {cache.local.root}")
-        typer.echo(f"{key}  {'published' if cache.publish_remote(entry) else 'was there already'}")
 
 
 def _row(entry: Entry) -> dict[str, Any]:
@@ -100,16 +88,21 @@ def _row(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _keys(cache: TieredCache, given: list[str]) -> list[str]:
-    """Full keys for what was typed. Raises :class:`ConfigError` where the first digits fit no key, or several."""
-    full = []
-    for text in given:
-        if is_key(text):
-            full.append(text)
-            continue
-        known = {*cache.local.keys(), *(key for remote in cache.remotes for key in remote.keys())}
-        matches = sorted(key for key in known if key.startswith(text)) if text else []
-        if len(matches) != 1:
-            raise ConfigError(f"{text!r} is not the beginning of exactly one key, but of {len(matches)}: {matches[:5]}")
-        full += matches
-    return full
+@app.command("index")
+def write_index(
+    folder: Annotated[Path, typer.Argument(help="The folder of a remote tier that a web server shows.")],
+    as_json: Json = False,
+) -> None:
+    """Write the list of keys that those who read FOLDER through a web server need to list it."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder; name the folder of a remote tier")
+    count = index.write(folder)
+    typer.echo(json.dumps({"keys": count}) if as_json else f"{count} keys listed in {folder / INDEX}")
+
+
+app.command()(cache_move.push)
+app.command()(cache_move.pull)
+app.command()(cache_move.pack)
+app.command()(cache_move.unpack)
+app.command("gc")(cache_gc.collect)
+app.command()(cache_explain.explain)

@@ -66,6 +66,8 @@ def plan(
     """Show every graph of MODEL with its key, and whether a tier has it. Compiles nothing."""
     _set(envs.REMOTE_CACHE, remote)
     os.environ[envs.DISABLE_WARMUP_COMPILE.name] = "1"
+    if as_json:
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # Standard output is for the plan alone.
     result = _run(context, model, target, entry_point)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))

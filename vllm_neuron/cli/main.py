@@ -7,7 +7,7 @@ import sys
 import typer
 
 from vllm_neuron import __version__
-from vllm_neuron.cli import cache, compare_command, compile_command, start_report, targets
+from vllm_neuron.cli import cache, compare_command, compile_command, doctor, start_report, targets
 from vllm_neuron.errors import ConfigError, NeuronError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("compile", context_settings=compile_command.PASS_THROUGH)(compile_co
 app.command("plan", context_settings=compile_command.PASS_THROUGH)(compile_command.plan)
 app.command("compare", context_settings=compile_command.PASS_THROUGH)(compare_command.compare)
 app.command("targets")(targets.show_targets)
+app.command()(doctor.doctor)
 app.command("start-report")(start_report.start_report)
 app.add_typer(cache.app, name="cache")
 

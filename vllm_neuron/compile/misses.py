@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_neuron.cache.key import ArtifactKey
+from vllm_neuron.cache.misses import record
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheMissError
 
@@ -22,12 +23,15 @@ class Miss:
 
 def miss_error(cache: TieredCache, model: str, misses: Sequence[Miss], graphs: int, command: str) -> CacheMissError:
     """One error for all ``misses`` among the ``graphs`` of ``model``; ``command`` fills them."""
+    for miss in misses:
+        record(cache.local, miss.key, miss.provenance, command)
     near = cache.nearest(misses[0].key.parts, misses[0].provenance, limit=1)
     lines = [
         f"Strict mode: {len(misses)} of {graphs} graphs of {model} are in no tier of the cache.",
         *(f"  {miss.graph}  key {miss.key.digest}" for miss in misses),
         f"Searched: {'; '.join(cache.describe())}.",
         *(f"Nearest to {misses[0].graph}: {neighbour}." for neighbour in near),
+        f"For more: vllm-neuron cache explain {misses[0].key.digest}",
         f"To fill the cache, run: {command}",
     ]
     return CacheMissError("\n".join(lines))

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from vllm_neuron import envs
+from vllm_neuron.cache import misses, steps
 from vllm_neuron.cache.entry import Entry, write_entry
 from vllm_neuron.cache.key import ArtifactKey, artifact_key
+from vllm_neuron.cache.steps import Step
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compile.attempt import Work, compile_admitted
 from vllm_neuron.compilers.base import Compiler, compiler_for
@@ -142,11 +144,13 @@ class Pipeline:
     def _compile_once(self, module: ModuleIdentity, provenance: Mapping[str, Any]) -> Resolution:
         key = self.key(module)
         if self.strict or not isinstance(module, LoweredModule):
+            misses.record(self.cache.local, key, provenance)
             raise CacheMissError(
                 f"{'Strict mode: ' if self.strict else ''}graph {provenance.get('graph', 'of user code')} "
                 f"(key {key.digest}) is in none of: {', '.join(self.cache.describe())}"
             )
         with self.cache.lock(key.digest):
+            steps.reached(Step.LOCKED)
             # Another process may have compiled it while this one waited.
             found = self.cache.lookup(key.digest)
             if found is not None:
@@ -180,7 +184,9 @@ class Pipeline:
             (folder / module.file_name).write_bytes(module.data)
             if converted is not None:
                 (folder / given).write_bytes(converted.data)
+            steps.reached(Step.MODULE_WRITTEN)
             report = compile_admitted(self.cache.local, compiler, work, folder)
+            steps.reached(Step.COMPILED)
             write_entry(
                 folder,
                 key=key,

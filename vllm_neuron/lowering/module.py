@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
+from vllm_neuron import digests
 from vllm_neuron.abi import Abi
 
 _FILE_NAMES = {"stablehlo": "graph.mlir", "hlo": "graph.hlo"}
@@ -21,7 +21,7 @@ class ModuleIdentity(Protocol):
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the module's bytes, in hexadecimal."""
+        """The digest of the module's bytes, as ``digests`` defines it: of up to 4 MiB, their SHA-256."""
 
     @property
     def abi(self) -> Abi:
@@ -55,8 +55,8 @@ class LoweredModule:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """SHA-256 of ``data``, in hexadecimal."""
-        return hashlib.sha256(self.data).hexdigest()
+        """The digest of ``data``: of more than 4 MiB, as ``digests`` defines it."""
+        return digests.of_bytes(self.data)
 
     @property
     def file_name(self) -> str:

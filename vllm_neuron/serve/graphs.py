@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from vllm_neuron import envs
+from vllm_neuron import envs, metrics
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.cache.entry import Entry
+from vllm_neuron.cache.in_use import Claim
 from vllm_neuron.compile.misses import Miss, miss_error
 from vllm_neuron.compile.pipeline import Pipeline, Source
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
@@ -59,6 +60,7 @@ class GraphSet:
         level = int(vllm_config.optimization_level) if level is None else level
         self._pipeline = Pipeline.from_environment(level, compiler_arguments(vllm_config.additional_config))
         self._pipeline.check_keys()
+        self._claim = Claim(self._pipeline.cache.local)
         self._buckets = {bucket.name: bucket for bucket in buckets_for(vllm_config)}
         opened = "the route is given" if route else open_for_serving(vllm_config, self._pipeline.cache)
         self._traces = opened if isinstance(opened, TraceCache) else None
@@ -90,7 +92,9 @@ class GraphSet:
         self._capture_misfits(model)
         self._raise_errors()
         self._report()
-        return [self._compiled(bucket) for bucket in self._buckets.values()]
+        graphs = [self._compiled(bucket) for bucket in self._buckets.values()]
+        self._claim.settle(graph.entry.key for graph in graphs)
+        return graphs
 
     def facts(self) -> dict[str, Any]:
         """For the start report: how many graphs came from where, and seconds of capture and of compilation."""
@@ -241,3 +245,7 @@ class GraphSet:
                     better.name,
                     better.name,
                 )
+        cache = self._pipeline.cache
+        for name, counters in cache.counters.items():
+            logger.info("Cache tier %s: %s", cache.local.root if name == cache.local.name else name, counters)
+            metrics.set_cache_tier(name, counters.to_json())

@@ -1,0 +1,167 @@
+"""``vllm-neuron cache`` and ``doctor`` as a user runs them: what is printed, what is left, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from entries import ABI, FLAGS, KEY, MODULE, OTHER, PARTS, fill, fill_other
+from test_entry import flip
+
+from vllm_neuron.cache import misses
+from vllm_neuron.cache.folder_remote import FolderRemote
+from vllm_neuron.cache.key import artifact_key
+from vllm_neuron.cache.local import LocalTier
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+INNER = Path("neuron", "compile_cache")
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalTier:
+    """A local tier with KEY, which a remote folder has too, and OTHER."""
+    tier = LocalTier(tmp_path / "root" / INNER)
+    FolderRemote(tmp_path / "remote").publish(tier.build(KEY, fill))
+    tier.build(OTHER.digest, fill_other)
+    return tier
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def start(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "VLLM_CACHE_ROOT": str(tmp_path / "root"),
+                       "NEURON_LIBTORCH_REMOTE_CACHE": str(tmp_path / "remote"), **variables}  # fmt: skip
+        command = [sys.executable, "-m", "vllm_neuron", *words]
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+
+    return start
+
+
+def document(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_list_show_and_verify(local: LocalTier, run: Run) -> None:
+    rows = document(run("cache", "list", "--json"))
+    assert {row["key"]: row["tier"] for row in rows} == {KEY: "local", OTHER.digest: "local"}
+    assert document(run("cache", "show", KEY[:6]))["provenance"]["model"] == "tiny"
+    assert {row["state"] for row in document(run("cache", "verify", "--json"))} == {"complete"}
+    flip(local.root / KEY / "graph.vmfb")
+    done = run("cache", "verify", "--json")
+    assert done.returncode == 1
+    assert {row["key"]: row["state"] for row in json.loads(done.stdout)} == {KEY: "damaged", OTHER.digest: "complete"}
+
+
+def test_push_and_pull(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    pushed = document(run("cache", "push", "--json"))
+    assert {row["key"]: row["published"] for row in pushed["entries"]} == {KEY: False, OTHER.digest: True}
+    other = str(tmp_path / "second")
+    pulled = document(run("cache", "pull", "--json", VLLM_CACHE_ROOT=other))
+    assert {row["key"]: row["fetched"] for row in pulled["entries"]} == {KEY: True, OTHER.digest: True}
+    assert pulled["missing"] == []
+    remote = pulled["tiers"][str(tmp_path / "remote")]
+    assert (remote["fetches"], remote["bytes"]) == (2, sum(row["bytes"] for row in pulled["entries"]))
+    assert LocalTier(tmp_path / "second" / INNER).keys() == sorted([KEY, OTHER.digest])
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"graphs": [{"key": "0" * 32}]}))
+    missing = run("cache", "pull", "--plan", str(plan))
+    assert (missing.returncode, "0" * 32 in missing.stderr) == (1, True)
+    assert run("cache", "push", NEURON_LIBTORCH_REMOTE_CACHE="").returncode == 2
+
+
+def test_pack_and_unpack(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    packed = document(run("cache", "pack", "cache.tar", KEY[:8], "--json"))
+    assert (packed["entries"], packed["bytes"]) == ([KEY], (tmp_path / "cache.tar").stat().st_size)
+    other = str(tmp_path / "second")
+    assert document(run("cache", "unpack", "cache.tar", "--json", VLLM_CACHE_ROOT=other)) == [{"key": KEY, "new": True}]
+    assert LocalTier(tmp_path / "second" / INNER).keys() == [KEY]
+
+
+def test_gc_of_what_is_not_in_the_plan(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({"graphs": [{"graph": "decode_b4", "key": KEY}]}))
+    dry = document(run("cache", "gc", "--plan", "plan.json", "--dry-run", "--json"))
+    assert [row["key"] for row in dry["entries"]] == [OTHER.digest]
+    assert len(local.keys()) == 2
+    done = run("cache", "gc", "--plan", "plan.json", "--max-size", "1G")
+    assert done.returncode == 0
+    assert f"{OTHER.digest}  removed: not in the plan" in done.stdout
+    assert local.keys() == [KEY]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "say what may go"),
+        (["--max-size", "many"], "--max-size 'many' is not valid; accepted: a number and one of K, M, G, T"),
+        (["--max-age", "3x"], "--max-age '3x' is not valid; accepted: a number and one of s, m, h, d, w"),
+        (["--plan", "none.json"], "none.json is not a plan"),
+    ],
+)
+def test_bad_arguments_of_gc(local: LocalTier, run: Run, words: list[str], told: str) -> None:
+    done = run("cache", "gc", *words)
+    assert (done.returncode, told in done.stderr) == (2, True)
+    assert len(local.keys()) == 2
+
+
+def test_explain(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    wanted = artifact_key(MODULE, "iree", "3.12.0", FLAGS, "cpu:x86-64-v3", 2)
+    provenance = {"model": "tiny", "graph": "decode_b4", "bucket": "prefill_s128", "max_num_seqs": 16}
+    misses.record(local, wanted, provenance, "vllm-neuron compile tiny --target cpu")
+    for what in (wanted.digest, wanted.digest[:7], "decode_b4"):
+        text = run("cache", "explain", what).stdout
+        assert f"decode_b4, key {wanted.digest}, is in none of: " in text
+        assert f"Near: {KEY} in local\n  IREE 3.13.0 there, 3.12.0 here\n  max_num_seqs: 8 there, 16 here\n" in text
+        assert "To fill the cache, run: vllm-neuron compile tiny --target cpu" in text
+    found = document(run("cache", "explain", KEY, "--json"))
+    assert found["in"] == ["local", str(tmp_path / "remote")]
+    unknown = run("cache", "explain", "no_such_bucket")
+    assert (unknown.returncode, "neither a key nor a bucket" in unknown.stderr) == (2, True)
+    assert PARTS.digest == KEY
+    assert ABI is MODULE.abi
+
+
+def test_index(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    assert document(run("cache", "index", str(tmp_path / "remote"), "--json")) == {"keys": 1}
+    assert json.loads((tmp_path / "remote" / "index.json").read_text()) == {"keys": [KEY], "manifests": []}
+    assert run("cache", "index", "nowhere").returncode == 2
+
+
+def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
+    return {row["check"]: row for row in json.loads(done.stdout)}
+
+
+def test_doctor(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    done = run("doctor", "--json")
+    assert done.returncode == 0, done.stdout
+    found = findings(done)
+    assert found["remote tier"]["found"] == f"{tmp_path}/remote answers"
+    assert str(local.root) in found["local tier"]["found"]
+    assert "2 entries" in found["local tier"]["found"]
+    assert set(found) >= {"variables", "compiler", "machine", "cpu features"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "check", "verdict", "told"),
+    [
+        ({"VLLM_NEURON_CPU_COMPIL": "1"}, "variables", "warning", "VLLM_NEURON_CPU_COMPILE"),
+        ({"VLLM_NEURON_CPU_MODE": "perhaps"}, "variables", "error", "VLLM_NEURON_CPU_MODE='perhaps'"),
+        ({"NEURON_LIBTORCH_REMOTE_CACHE": "ftp://x/y"}, "remote tiers", "error", "ftp:// is not supported"),
+        ({"NEURON_LIBTORCH_REMOTE_CACHE": "http://127.0.0.1:9/c"}, "remote tier", "error", "can't be asked"),
+        ({"NEURON_LIBTORCH_REMOTE_CACHE": "/nowhere/cache"}, "remote tier", "warning", "is not there (yet)"),
+        ({"VLLM_CACHE_ROOT": "/dev/null"}, "local tier", "error", "is not a folder"),
+        ({"NEURON_LIBTORCH_DISABLE_COMPILE_CACHE": "1"}, "local tier", "warning", "the cache is disabled"),
+        ({"VLLM_NEURON_CACHE_SIGNING_KEY": "/nowhere"}, "variables", "error", "VLLM_NEURON_CACHE_SIGNING_KEY"),
+    ],
+)
+def test_doctor_finds(run: Run, variables: dict[str, str], check: str, verdict: str, told: str) -> None:
+    done = run("doctor", "--json", **variables)
+    rows = [row for row in json.loads(done.stdout) if row["check"] == check and row["verdict"] == verdict]
+    assert any(told in row["found"] + row["fix"] for row in rows), done.stdout
+    assert done.returncode == (verdict == "error")

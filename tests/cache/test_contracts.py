@@ -1,0 +1,170 @@
+"""What holds for a remote tier, whatever it is: the same tests over every kind of store."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from entries import ARTIFACT, KEY, OTHER, fill, fill_other
+from stores import Store, folder_store, http_store, mounted_store, s3_store
+from test_entry import empty, flip, lengthen, remove, truncate
+from test_local import names
+
+from vllm_neuron.cache import index
+from vllm_neuron.cache.entry import Entry, read_entry
+from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.remote import RemoteTier, open_remote
+from vllm_neuron.cache.tiers import TieredCache
+from vllm_neuron.digests import PIECE_BYTES
+from vllm_neuron.errors import CacheError
+
+KINDS = ["folder", "mount", "s3", "http"]
+BIG = bytes(range(251)) * ((2 * PIECE_BYTES) // 251 + 1)
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    folder = tmp_path / "store"
+    kinds = {"folder": folder_store, "mount": mounted_store, "http": http_store}
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+        with s3_store(folder, uuid.uuid4().hex) as found:
+            yield found
+    else:
+        with kinds[request.param](folder) as found:
+            yield found
+
+
+@pytest.fixture
+def publisher(store: Store) -> RemoteTier:
+    """The store, for the one who may write to it."""
+    assert store.publish_url is not None
+    return open_remote(store.publish_url)
+
+
+@pytest.fixture
+def remote(store: Store) -> RemoteTier:
+    """The store, for one who reads."""
+    return open_remote(store.url)
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Entry:
+    return LocalTier(tmp_path / "builder").build(KEY, fill)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, remote: RemoteTier) -> TieredCache:
+    """Another host's cache over the store."""
+    return TieredCache(LocalTier(tmp_path / "local"), [remote])
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_empty_store_has_nothing(remote: RemoteTier, cache: TieredCache, caplog: pytest.LogCaptureFixture) -> None:
+    assert remote.metadata(KEY) is None
+    assert cache.lookup(KEY) is None
+    assert cache.where(KEY) == []
+    assert warnings(caplog) == []
+
+
+def test_published_entry_arrives_whole(
+    publisher: RemoteTier, remote: RemoteTier, cache: TieredCache, entry: Entry, tmp_path: Path
+) -> None:
+    assert publisher.publish(entry) is True
+    assert remote.metadata(KEY) == entry.metadata
+    found = cache.lookup(KEY)
+    assert found is not None
+    assert (found.tier, found.source) == ("remote", remote.name)
+    for name in entry.metadata.files:
+        assert (found.entry.path / name).read_bytes() == (entry.path / name).read_bytes()
+    assert cache.counters[remote.name].bytes == entry.metadata.size
+    again = cache.lookup(KEY)
+    assert again is not None
+    assert again.tier == "local"
+    assert remote.metadata(OTHER.digest) is None
+
+
+def test_file_of_several_pieces(publisher: RemoteTier, cache: TieredCache, tmp_path: Path) -> None:
+    publisher.publish(LocalTier(tmp_path / "big").build(KEY, lambda folder: fill(folder, BIG)))
+    found = cache.lookup(KEY)
+    assert found is not None
+    assert found.entry.artifact_path.read_bytes() == BIG
+
+
+def test_second_publisher_changes_nothing(
+    publisher: RemoteTier, cache: TieredCache, entry: Entry, tmp_path: Path
+) -> None:
+    other = LocalTier(tmp_path / "other").build(KEY, lambda folder: fill(folder, b"compiled elsewhere"))
+    assert publisher.publish(entry) is True
+    assert publisher.publish(other) is False
+    found = cache.lookup(KEY)
+    assert found is not None
+    assert found.entry.artifact_path.read_bytes() == ARTIFACT
+
+
+def test_listing(store: Store, publisher: RemoteTier, remote: RemoteTier, entry: Entry, tmp_path: Path) -> None:
+    publisher.publish(entry)
+    publisher.publish(LocalTier(tmp_path / "builder").build(OTHER.digest, fill_other))
+    if store.url.startswith("http"):
+        with pytest.raises(CacheError, match=r"has no index\.json; run `vllm-neuron cache index`"):
+            remote.keys()
+        index.write(Path(publisher.name))
+    assert remote.keys() == sorted([KEY, OTHER.digest])
+
+
+@pytest.mark.parametrize("harm", [truncate, empty, flip, lengthen, remove], ids=lambda harm: harm.__name__)
+@pytest.mark.parametrize("name", ["graph.vmfb", "compiler.log"])
+def test_damage_is_seen_passed_over_and_repaired_by_the_next_publisher(
+    store: Store, publisher: RemoteTier, cache: TieredCache, entry: Entry, caplog: pytest.LogCaptureFixture,
+    name: str, harm: Callable[[Path], None],
+) -> None:  # fmt: skip
+    publisher.publish(entry)
+    store.harm(KEY, name, harm)
+    assert cache.lookup(KEY) is None
+    assert name in "\n".join(warnings(caplog))
+    assert cache.local.keys() == []
+    assert names(cache.local.root / ".staging") == []
+    assert publisher.publish(entry) is True
+    found = cache.lookup(KEY)
+    assert found is not None
+    assert read_entry(found.entry.path, KEY).artifact_path.read_bytes() == ARTIFACT
+
+
+@pytest.mark.parametrize("harm", [truncate, empty, flip, remove], ids=lambda harm: harm.__name__)
+def test_damaged_description_is_passed_over_and_replaced(
+    store: Store, publisher: RemoteTier, cache: TieredCache, entry: Entry, harm: Callable[[Path], None]
+) -> None:
+    publisher.publish(entry)
+    marker = "complete.json" if store.url.startswith("s3") else "metadata.json"
+    store.harm(KEY, marker, harm)
+    assert cache.lookup(KEY) is None
+    assert publisher.publish(entry) is True
+    assert cache.lookup(KEY) is not None
+
+
+def test_manifests(store: Store, publisher: RemoteTier, remote: RemoteTier, entry: Entry) -> None:
+    assert remote.read_manifest(KEY) is None
+    for data in (b"one", b"another"):
+        publisher.write_manifest(KEY, data)
+        assert remote.read_manifest(KEY) == data
+    publisher.publish(entry)
+    if store.url.startswith("http"):
+        index.write(Path(publisher.name))
+        with pytest.raises(CacheError, match="is read-only"):
+            remote.write_manifest(KEY, b"")
+    assert remote.manifest_keys() == [KEY]
+    assert remote.keys() == [KEY]
+
+
+def test_read_only_mark(store: Store, entry: Entry) -> None:
+    url = store.url if "://" in store.url else f"file://{store.url}"
+    remote = open_remote(f"ro+{url}")
+    assert remote.read_only
+    with pytest.raises(CacheError, match="is read-only"):
+        remote.publish(entry)

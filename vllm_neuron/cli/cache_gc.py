@@ -1,0 +1,76 @@
+"""``vllm-neuron cache gc``: make room."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from vllm_neuron.cache import gc
+from vllm_neuron.cache.metadata import Metadata
+from vllm_neuron.cache.tiers import TieredCache
+from vllm_neuron.cli.keys import Json, Plan, plan_keys
+from vllm_neuron.compilers.base import compiler_for
+from vllm_neuron.errors import ConfigError, NeuronError
+from vllm_neuron.targets import resolve_target
+
+_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def collect(
+    max_size: Annotated[
+        str | None, typer.Option("--max-size", help="Keep the newest entries up to this, as 20G.")
+    ] = None,
+    max_age: Annotated[str | None, typer.Option("--max-age", help="Remove what was stored longer ago, as 30d.")] = None,
+    other_versions: Annotated[
+        bool, typer.Option("--other-versions", help="Remove what another release or compiler version made.")
+    ] = False,
+    plan: Plan = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove entries of the local tier that a limit or a plan leaves out; never what a running process uses."""
+    if max_size is None and max_age is None and not other_versions and plan is None:
+        raise ConfigError("say what may go: --max-size, --max-age, --other-versions or --plan")
+    policy = gc.Policy(
+        max_bytes=None if max_size is None else int(_amount("--max-size", max_size, _SIZES)),
+        max_age=None if max_age is None else _amount("--max-age", max_age, _AGES),
+        keep=None if plan is None else frozenset(plan_keys(plan)),
+        other_version=_is_other_version if other_versions else None,
+    )
+    cache = TieredCache.from_environment()
+    done = gc.collect(cache.local, policy, dry_run=dry_run)
+    trimmed = 0 if dry_run else sum(remote.trim() for remote in cache.remotes if not remote.read_only)
+    freed = sum(one.bytes for one in done if not one.kept)
+    if as_json:
+        rows = [asdict(one) for one in done]
+        typer.echo(json.dumps({"dry_run": dry_run, "entries": rows, "bytes": freed, "trimmed": trimmed}, indent=2))
+        return
+    for one in done:
+        verb = f"kept, {one.kept}" if one.kept else "would go" if dry_run else "removed"
+        typer.echo(f"{one.key}  {verb}: {one.reason} ({one.bytes / 1024:.0f} KiB)")
+    typer.echo(
+        f"{freed / 2**20:.1f} MiB {'would be' if dry_run else ''} freed in {cache.local.root}".replace("  ", " ")
+    )
+
+
+def _amount(option: str, text: str, units: dict[str, int]) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]?)", text.strip())
+    unit = next((value for name, value in units.items() if match and name.lower() == match[2].lower()), None)
+    if match is None or unit is None:
+        raise ConfigError(
+            f"{option} {text!r} is not valid; accepted: a number and one of {', '.join(filter(None, units))}"
+        )
+    return float(match[1]) * unit
+
+
+def _is_other_version(metadata: Metadata) -> bool:
+    """Whether the compiler of this machine is another version than the one that made an entry."""
+    try:
+        return compiler_for(resolve_target(metadata.target)).version() != metadata.compiler_version
+    except NeuronError:
+        return False  # A compiler that is not installed here says nothing about its versions.

@@ -1,0 +1,50 @@
+"""What the commands about the cache have in common: options, and keys from what was typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vllm_neuron.cache.key import is_key
+from vllm_neuron.cache.tiers import TieredCache
+from vllm_neuron.errors import ConfigError
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Keys = Annotated[list[str] | None, typer.Argument(help="Keys, or the first digits of them. Default: all.")]
+Plan = Annotated[
+    Path | None, typer.Option("--plan", help="Output of `vllm-neuron plan --json`, or a report of `compile --report`.")
+]
+
+
+def full_keys(cache: TieredCache, given: list[str]) -> list[str]:
+    """Full keys for what was typed. Raises :class:`ConfigError` where the first digits fit no key, or several."""
+    full = []
+    known: set[str] | None = None
+    for text in given:
+        if is_key(text):
+            full.append(text)
+            continue
+        if known is None:
+            known = {*cache.local.keys(), *(key for remote in cache.remotes for key in remote.keys())}
+        matches = sorted(key for key in known if key.startswith(text)) if text else []
+        if len(matches) != 1:
+            raise ConfigError(f"{text!r} is not the beginning of exactly one key, but of {len(matches)}: {matches[:5]}")
+        full += matches
+    return full
+
+
+def plan_keys(path: Path) -> list[str]:
+    """The keys of a plan or report. Raises :class:`ConfigError` where the file holds none."""
+    try:
+        document: Any = json.loads(path.read_text())
+        keys = [graph["key"] for graph in document["graphs"]]
+        if not keys or not all(is_key(key) for key in keys):
+            raise ValueError("it lists no keys, or something else in their place")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is not a plan ({error}); accepted: the output of `vllm-neuron plan --json`, or a report"
+        ) from error
+    return keys
