@@ -86,6 +86,25 @@ class TestOldValues:
 
         assert_as_eager(function, *(cache()[6 * part : 6 * part + 6].clone() for part in range(3)))
 
+    def test_a_reader_that_the_write_does_not_need(self) -> None:
+        def function(x: Tensor, s: Tensor, y: Tensor) -> list[Tensor]:
+            total = x[s].sum(0)
+            x[s] = 5.0
+            y.add_(1)
+            y.copy_(y.index_put((s,), y[:4]))
+            return [total]
+
+        assert_as_eager(function, cache()[:6].clone(), torch.tensor([2, -1, 0, 1]), cache().view(-1)[:384].clone())
+
+    def test_a_reader_of_a_value_that_is_overwritten_in_place(self) -> None:
+        def function(x: Tensor, s: Tensor, y: Tensor) -> list[Tensor]:
+            value = x + y
+            total = value[s].sum(0)
+            written = value.index_put((s,), y[:4])
+            return [total, written, (y * y + 1).index_put((s,), y[:4])]
+
+        assert_as_eager(function, cache()[:6].clone(), torch.tensor([2, -1, 0, 1]), cache()[6:12].clone())
+
     def test_old_is_read_after_the_write(self) -> None:
         def function(kv: Tensor, s: Tensor, u: Tensor) -> list[Tensor]:
             old = kv.clone()

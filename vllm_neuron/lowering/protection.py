@@ -1,9 +1,10 @@
 """Make in-place execution sound.
 
-IREE 3.13 takes three liberties with buffers. An operation that it runs in place (a scatter, a sort) writes into an input
-that the program only reads. ``tf.aliasing_output`` makes whatever produces that output write straight into the input's
-buffer, without regard to who still reads the old value. And what reads a value may be scheduled after an operation that
-overwrites it in place, unless that operation needs its result. So the program is put into a form that needs nothing else:
+IREE 3.13 takes three liberties with buffers. An operation that it runs in place (a scatter, a sort) writes into an
+input that the program only reads. ``tf.aliasing_output`` makes whatever produces that output write straight into the
+input's buffer, without regard to who still reads the old value. And what reads a value may be scheduled after an
+operation that overwrites it in place, unless that operation needs its result. So the program is put into a form that
+needs none of this to be right:
 
 * An input is aliased where its new value is a chain of scatters that starts at the input, and nothing else reads what
   they overwrite: the way a KV cache is written. The other inputs with new values get them from the caller, which finds
@@ -207,12 +208,10 @@ def _same_memory(operation: Any, index: int) -> list[Any]:
         filled = [operand for operand in operands if prod(shape_of(operand))]
         return filled if len(filled) == 1 else []
     if name in ("stablehlo.select", "stablehlo.clamp"):
-        return operands[1:]
+        return [operand for operand in operands[1:] if not _is_known(operand)]
     if name in _BINARY and any(map(_is_known, operands)):
-        return operands
-    if name in _IDEMPOTENT and operands[0] == operands[1]:
-        return operands
-    return []
+        return [operand for operand in operands if not _is_known(operand)]
+    return operands if name in _IDEMPOTENT and operands[0] == operands[1] else []
 
 
 def _is_known(value: Any) -> bool:
