@@ -154,3 +154,23 @@ def test_arguments_of_the_users_are_in_the_command_and_in_the_key(site: Site, tm
     assert not set(keys) & {entry.name for entry in site.entries().values()}
     text = (site.cache / keys[0] / "command.txt").read_text()
     assert " -O2 --auto-cast-type=bf16 --verbose=info --output " in text
+
+
+@pytest.mark.slow
+def test_the_xla_route_gives_the_compiler_hlo(site: Site, tmp_path: Path) -> None:
+    """Which the double parses with JAX. The level is that route's own, and the second run calls no compiler."""
+    pytest.importorskip("jax")
+    report = tmp_path / "report.json"
+    command = [VLLM_NEURON, "compile", str(site.model), *SIZES, "--target", "trn2", "--report", str(report)]
+    variables = {**site.variables, "VLLM_NEURON_BACKEND": "vllm_neuron", "VLLM_CACHE_ROOT": tmp_path}
+    for compiles in (len(GRAPHS), 0):
+        before = len(site.calls())
+        done = run(command, **variables)
+        assert (done.returncode, len(site.calls()) - before) == (0, compiles), done.stderr[-3000:]
+    for key in (line["key"] for line in json.loads(report.read_text())["graphs"]):
+        entry = tmp_path / "neuron" / "compile_cache" / key
+        assert (entry / "graph.hlo").exists()
+        assert (entry / "command.txt").read_text() == (
+            "neuronx-cc compile graph.hlo --framework XLA --target trn2 --lnc 2 -O1 "
+            f"--output graph_{key}.neff --logfile log-neuron-cc.txt\n"
+        )
