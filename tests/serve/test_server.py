@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,25 @@ def test_the_server_ends_when_told(server: Server) -> None:
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(timeout=120) == 0
     assert "force kill" not in server.log.read_text()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_sixteen_requests_at_once(tiny: Callable[[str], Path], tmp_path: Path, architecture: str) -> None:
+    """Of many lengths, more than there are places, on compiled graphs: each gets what it would get alone."""
+    folder = tiny(architecture)
+    prompts = [[(11 * i * i + 37 * j) % 1000 + 10 for j in range(3 + 9 * i)] for i in range(16)]
+    running = Server(folder, "compiled", tmp_path / "log")
+    try:
+        running.wait()
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            answers = pool.map(
+                lambda ids: running.post(
+                    "/v1/completions", prompt=ids, max_tokens=12, ignore_eos=True, return_token_ids=True
+                ),
+                prompts,
+            )
+            found = [answer["choices"][0]["token_ids"] for answer in answers]
+    finally:
+        running.process.terminate()
+        running.process.wait(60)
+    assert found == [greedy(folder, ids, 12) for ids in prompts]
