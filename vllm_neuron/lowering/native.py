@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vllm_neuron.errors import UnsupportedOpError
-from vllm_neuron.lowering import passes, protection, stablehlo
+from vllm_neuron.lowering import literals, passes, protection, stablehlo
 from vllm_neuron.lowering.canonical import CanonicalGraph, tensor_spec
 from vllm_neuron.lowering.module import LoweredModule
 
@@ -23,8 +23,8 @@ _PIPELINES = (
     "builtin.module(func.func(torch-match-quantized-custom-ops),"
     "torchdynamo-export-to-torch-backend-pipeline{ extra-library=})",
     "builtin.module(torch-backend-to-stablehlo-backend-pipeline{allow-non-finites=true})",
-    "builtin.module(func.func(stablehlo-aggressive-simplification))",
 )
+_SIMPLIFY = "builtin.module(func.func(stablehlo-aggressive-simplification))"
 _CLEAN = "builtin.module(func.func(stablehlo-aggressive-simplification),canonicalize,cse,symbol-dce,strip-debuginfo)"
 
 
@@ -38,10 +38,13 @@ def lower(graph: CanonicalGraph) -> LoweredModule:
     with _disable_current_modes():
         _refuse_complex(graph.graph_module)
         prepared = passes.prepare(graph.graph_module)
+        numbers = literals.hide_literals(prepared)
         try:
             module = _to_stablehlo(prepared)
         except _failures() as error:
             raise UnsupportedOpError(_explain(prepared, error)) from error
+    literals.restore_literals(module, numbers)
+    _run(module, _SIMPLIFY)
     stablehlo.rewrite(module)
     _run(module, _CLEAN)
     protection.protect(module, graph.abi.aliases)

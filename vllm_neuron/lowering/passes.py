@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
 
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import UnsupportedOpError
@@ -35,26 +34,7 @@ def prepare(gm: GraphModule) -> Graph:
             elif node.target in _REPLACEMENTS:
                 _REPLACEMENTS[node.target](graph, node)
     guard_indices(graph)
-    _repeat_literals(graph)
     return graph
-
-
-def _repeat_literals(graph: Graph) -> None:
-    """One ``get_attr`` for each use of a literal: torch-mlir's importer takes no second use."""
-    literals = [node for node in graph.nodes if node.op == "get_attr"]
-
-    def repeat(node: Node) -> Node:
-        if node not in literals:
-            return node
-        copy = graph.get_attr(str(node.target))
-        copy.meta = node.meta
-        return copy
-
-    for node in [user for literal in literals for user in literal.users]:
-        with graph.inserting_before(node):
-            node.args, node.kwargs = map_arg((node.args, node.kwargs), repeat)
-    for literal in literals:
-        graph.erase_node(literal)
 
 
 def describe(node: Node) -> str:

@@ -1,0 +1,108 @@
+"""Constants, kept out of torch-mlir's sight: what it computes from them at compile time is often wrong.
+
+(Two is less than one there, and two plus minus three is 1.8e19.) Tensors of one repeated number go through it as
+inputs, and become constants again in StableHLO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from vllm_neuron.lowering.stablehlo import element_of, shape_of, splat
+
+_aten = torch.ops.aten
+
+# Operators that make a tensor of one number, and how to read the number off a call. What is empty may hold anything.
+_NUMBERS: dict[Any, Callable[[Node], Any]] = {
+    _aten.full.default: lambda node: node.args[1],
+    _aten.full_like.default: lambda node: node.args[1],
+    _aten.new_full.default: lambda node: node.args[2],
+    _aten.scalar_tensor.default: lambda node: node.args[0],
+    **dict.fromkeys((_aten.ones.default, _aten.ones_like.default, _aten.new_ones.default), lambda node: 1),
+    **dict.fromkeys((_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default), lambda node: 0),
+    **dict.fromkeys((_aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default), lambda node: 0),
+    **dict.fromkeys((_aten.empty_strided.default, _aten.empty_permuted.default), lambda node: 0),
+}
+
+
+def hide_literals(graph: Graph) -> list[float]:
+    """Turn constants of one number into additional placeholders, at the end; the numbers, in their order.
+
+    Other literals get one ``get_attr`` for each use, because torch-mlir's importer takes no second use.
+    """
+    numbers: list[float] = []
+    hidden: dict[Any, Node] = {}
+    body = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in list(graph.nodes):
+        number = _number(node)
+        if number is None:
+            continue
+        value = node.meta["val"]
+        key = (repr(number), value.dtype, tuple(value.shape))
+        if key not in hidden:
+            with graph.inserting_before(body):
+                hidden[key] = graph.placeholder(f"number{len(numbers)}")
+            hidden[key].meta["val"] = value
+            numbers.append(number)
+        if node is body:
+            body = node.next
+        node.replace_all_uses_with(hidden[key])
+        graph.erase_node(node)
+    _repeat_literals(graph)
+    return numbers
+
+
+def _number(node: Node) -> float | None:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return None
+    if node.target in _NUMBERS:
+        number = _NUMBERS[node.target](node)
+        return float(number) if value.dtype.is_floating_point else int(number)
+    if node.op == "get_attr":
+        literal = getattr(node.graph.owning_module, str(node.target))
+        first = literal.reshape(-1)[0]
+        if (literal == first).all():
+            return float(first) if value.dtype.is_floating_point else int(first)
+    return None
+
+
+def _repeat_literals(graph: Graph) -> None:
+    literals = [node for node in graph.nodes if node.op == "get_attr"]
+
+    def repeat(node: Node) -> Node:
+        if node not in literals:
+            return node
+        copy = graph.get_attr(str(node.target))
+        copy.meta = node.meta
+        return copy
+
+    for node in [user for literal in literals for user in literal.users]:
+        with graph.inserting_before(node):
+            node.args, node.kwargs = map_arg((node.args, node.kwargs), repeat)
+    for literal in literals:
+        graph.erase_node(literal)
+
+
+def restore_literals(module: Any, numbers: Sequence[float]) -> None:
+    """Make constants of the last ``len(numbers)`` arguments of ``main``, in a StableHLO module."""
+    from torch_mlir import ir
+
+    function = module.body.operations[0].operation
+    block = function.regions[0].blocks[0]
+    first = len(block.arguments) - len(numbers)
+    with module.context, ir.Location.unknown():
+        with ir.InsertionPoint.at_block_begin(block):
+            for argument, number in zip(list(block.arguments)[first:], numbers, strict=True):
+                constant = splat(shape_of(argument), element_of(argument), number)
+                argument.replace_all_uses_with(constant)
+        for index in reversed(range(first, first + len(numbers))):
+            block.erase_argument(index)
+        results = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value).results
+        inputs = [argument.type for argument in block.arguments]
+        function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, results))
