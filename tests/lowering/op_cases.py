@@ -207,6 +207,11 @@ ELEMENTWISE: dict[str, Case] = {
         (X,),
     ),
     "fills": (lambda a: a + torch.full((4, 16), 2.0) + torch.zeros_like(a) + torch.ones(16) + torch.eye(4, 16), (X,)),
+    "constants alone": (
+        lambda: (torch.full((3,), 2.0) + -3, torch.zeros(3) > 2, torch.zeros(3).sign(), torch.ones(3) == torch.ones(3)),
+        (),
+    ),
+    "random numbers that nobody uses": (lambda a: (a + torch.rand_like(a), a + 1)[1], (X,)),
     "where": (lambda a: (torch.where(a > 0, a, -a), torch.where(a > 0, 1.0, 0.0), torch.where(a > 0, 1, 0)), (X,)),
     "arithmetic": (lambda a, b: (a + b, a - b, a * b, a / b, torch.sub(a, b, alpha=2), 1 - a, 2 / b), (X, f32(4, 16))),
     "exp and log": (lambda a: ((a.abs() + 1).log().exp(), a.expm1(), a.abs().log1p(), a.exp2(), a.abs().log2()), (X,)),
