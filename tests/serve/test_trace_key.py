@@ -108,7 +108,7 @@ def changed_cases(model: Path, folder: Path) -> dict[str, dict[str, Any]]:
         "block": case(model, block_size=32),
         "blocks": case(model, num_gpu_blocks_override=40),
         "kv bytes": case(model, kv_cache_memory_bytes=1 << 22),
-        "device": case(model, env={"NEURON_PLATFORM_TARGET_OVERRIDE": "trn2"}),
+        "device": case(model, env={"NEURON_PLATFORM_TARGET_OVERRIDE": "trn2", "VLLM_NEURON_CPU_COMPILE": "1"}),
         "custom ops": case(model, compilation_config={"custom_ops": ["none"]}),
         "variable": case(model, env={"VLLM_FLOAT32_MATMUL_PRECISION": "high"}),
         "additional": case(model, additional_config={"mine": 1}),
