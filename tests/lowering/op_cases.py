@@ -75,6 +75,10 @@ INDEXING: dict[str, Case] = {
     "index": (lambda a, i: a[i], (f32(16, 4, 2), below(16, 2, 3))),
     "index two": (lambda a, i, j: a[i, j], (f32(16, 4, 2), below(16, 3), below(4, 3))),
     "index second dim": (lambda a, i: a[:, i], (f32(5, 16, 2), below(16, 3))),
+    "index a column": (
+        lambda a, i: (a[:, -1].flip(0), (a[:, -1] * 1.0)[i], a[:, 1:3].flip(0)),
+        (f32(16, 4), below(16, 3)),
+    ),
     "index apart": (lambda a, i, j: a[i, :, j], (f32(16, 4, 8), below(16, 3), below(8, 3))),
     "index int32": (lambda a, i: a[i], (f32(16, 4, 2), below(16, 2, 3).int())),
     "index negative": (lambda a, i, j: (a[i], a[:, j]), (f32(16, 4), ints(-1, 3, -16), ints(-4, -1))),

@@ -56,7 +56,7 @@ class _Builder:
         if value.dim() > 1:
             views += ["transpose(0, 1)", "select(0, 0)", "select(1, -1)", "narrow(1, 0, 1)"]
         if value.dim() and len(value) > 2:
-            views += ["narrow(0, 1, 2)", "narrow(0, 0, 1)", "unfold(0, 2, 2)", "flip(0)"]
+            views += ["narrow(0, 1, 2)", "narrow(0, 0, 1)", "unfold(0, 2, 2).clone()", "flip(0)"]
         self.bind(f"{name}." + self.draw(st.sampled_from(views)).format(name=name))
 
     def arithmetic(self, name: str, value: Tensor) -> None:

@@ -99,6 +99,7 @@ class _Protection:
         self.copies = 0
 
     def run(self) -> None:
+        self._fill_gaps()
         for output, argument in enumerate(self.aliases):
             chain = self._chain(self.output.operands[output], self.block.arguments[argument])
             if chain is not None and all(self._is_only_reader(scatter, 0) for scatter in chain):
@@ -106,6 +107,20 @@ class _Protection:
                 self.chained.update(scatter.results[0] for scatter in chain)
         self._separate_operands()
         self._separate_outputs()
+
+    def _fill_gaps(self) -> None:
+        """IREE 3.13 can't compile a read by index from memory with gaps: a slice of columns becomes a tensor first."""
+        for op in list(self.block.operations):
+            operation = op.operation
+            if operation.name in ("stablehlo.gather", "stablehlo.reverse"):
+                pending = [operation.operands[0]]
+                while pending:
+                    value = pending.pop()
+                    if _has_gaps(value):
+                        operation.operands[0] = self._copy(operation.operands[0], operation)
+                        break
+                    if value.owner != self.block and value.owner.name not in _IN_PLACE:
+                        pending += _same_memory(value.owner, list(value.owner.results).index(value))
 
     def _chain(self, value: Any, argument: Any) -> list[Any] | None:
         """The scatters, last first, that make ``value`` from ``argument``; None if something else does."""
@@ -178,6 +193,14 @@ class _Protection:
         self.copies += 1
         with ir.InsertionPoint(before):
             return recomputed(value, self.copies)
+
+
+def _has_gaps(value: Any) -> bool:
+    if getattr(value.owner, "name", "") != "stablehlo.slice":
+        return False
+    taken, whole = shape_of(value), shape_of(value.owner.operands[0])
+    partial = [index for index, size in enumerate(taken) if size != whole[index]]
+    return bool(partial) and prod(taken[: partial[-1]]) > 1
 
 
 def _views(operation: Any, value: Any) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import prod
 from typing import Any
 
 import torch
@@ -171,30 +170,10 @@ def _convert(operation: Any) -> None:
         _fold(operation)
 
 
-def _scatter(operation: Any) -> None:
+def _narrow_indices(operation: Any) -> None:
     # IREE 3.13 can't compile 64-bit scatter indices that were reshaped, and no dimension needs more than 32 bits.
     if element_of(operation.operands[1]) == "i64":
         operation.operands[1] = convert(operation.operands[1], "i32")
-
-
-def _gather(operation: Any) -> None:
-    _scatter(operation)
-    _indexed_read(operation)
-
-
-def _indexed_read(operation: Any) -> None:
-    """IREE 3.13 can't compile an indexed read of memory with gaps: the slice becomes a tensor of its own."""
-    source = operation.operands[0]
-    while getattr(source.owner, "name", "") == "stablehlo.reshape":
-        source = source.owner.operands[0]
-    if getattr(source.owner, "name", "") == "stablehlo.slice" and _has_gaps(source):
-        operation.operands[0] = recomputed(operation.operands[0], 0)
-
-
-def _has_gaps(sliced: Any) -> bool:
-    taken, whole = shape_of(sliced), shape_of(sliced.owner.operands[0])
-    partial = [index for index, size in enumerate(taken) if size != whole[index]]
-    return bool(partial) and prod(taken[: partial[-1]]) > 1
 
 
 def _sort(operation: Any) -> None:
@@ -257,9 +236,8 @@ _RULES: dict[str, Callable[[Any], None]] = {
     "arith.constant": _constant,
     "stablehlo.convert": _convert,
     "stablehlo.reshape": _fold,
-    "stablehlo.gather": _gather,
-    "stablehlo.reverse": _indexed_read,
-    "stablehlo.scatter": _scatter,
+    "stablehlo.gather": _narrow_indices,
+    "stablehlo.scatter": _narrow_indices,
     "stablehlo.sort": _sort,
     "stablehlo.dot_general": _accumulate_wide,
     "stablehlo.convolution": _accumulate_wide,
