@@ -24,8 +24,9 @@ class TensorSpec:
 class Abi:
     """Inputs and outputs in positional order.
 
-    The first ``len(aliases)`` outputs are the mutated inputs: output ``k`` is input ``aliases[k]``
-    after the call, in the same storage. The remaining outputs are the results, in fresh storage.
+    The first ``len(aliases)`` outputs are the mutated inputs: output ``k`` is the new value of input ``aliases[k]``.
+    It is in that input's storage where the module says so (a KV cache is); else the runtime copies it there. The
+    remaining outputs are the results, in fresh storage.
     """
 
     inputs: tuple[TensorSpec, ...]

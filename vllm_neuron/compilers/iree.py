@@ -52,7 +52,8 @@ class IreeCompiler:
             "--iree-input-demote-f64-to-f32=false",  # by default IREE changes the signature of main
             *_target_flags(target),
             f"--iree-opt-level=O{level}",
-            # With it a bf16 scatter of 128 tokens or more is fused into one stack frame, over the stack limit.
+            # With it a bf16 scatter of 128 tokens or more is fused into one stack frame, over the stack limit. And the
+            # protection of inputs counts on reads and writes that are not fused.
             "--iree-dispatch-creation-enable-aggressive-fusion=false",
         )
 
