@@ -216,6 +216,9 @@ class GraphSet:
         return compile_command(self._config, self._pipeline.compile_for)
 
     def _report(self) -> None:
+        for name, outcome in self._outcomes.items():
+            found = outcome.resolution
+            metrics.set_compilation_time(name, found.seconds if found and found.source is Source.COMPILED else 0.0)
         facts = self.facts()
         logger.info(
             "Graphs ready: %d in %.1f s (%d from the local tier, %d from the remote tier, %d compiled)",
