@@ -72,7 +72,7 @@ def plan(model: Path, home: Path, remote: Path, seed: int) -> dict[str, Any]:
         VLLM_CACHE_ROOT=home / "cache", HOME=home, PYTHONHASHSEED=seed,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    report: dict[str, Any] = json.loads(done.stdout[done.stdout.index("\n{") :])
+    report: dict[str, Any] = json.loads(done.stdout)
     return report
 
 
