@@ -25,7 +25,9 @@ class PagedStep:
     """What attention needs to know of a step of B sequences with Q query tokens each.
 
     slot_mapping: int64 [B * Q], where each new token's key and value go; positions: int64 [B * Q];
-    block_tables: int64 [B, blocks]; caches: per layer name, K and V of [slots, kv heads, head dim].
+    block_tables: int64 [B, blocks]; caches: per layer name, K and V as rows of [head dim]: block by block, in a block
+    KV head by KV head, and of a head one row for each token. So a sequence's keys of one head are read in pieces of
+    ``block_size`` rows, in the order in which attention wants them.
     """
 
     slot_mapping: torch.Tensor
@@ -123,10 +125,11 @@ class NeuronAttention(AttentionImpl[StepHolder]):
         step = attn_metadata.step
         assert step is not None, "attention outside of a step"
         k_cache, v_cache = step.caches[layer.layer_name]
-        k_cache.index_put_((step.slot_mapping,), key)
-        v_cache.index_put_((step.slot_mapping,), value)
-        keys = _context(k_cache, step.block_tables, step.block_size)
-        values = _context(v_cache, step.block_tables, step.block_size)
+        rows = _rows(step.slot_mapping, self.num_kv_heads, step.block_size)
+        k_cache.index_put_((rows,), key)
+        v_cache.index_put_((rows,), value)
+        keys = _context(k_cache, step.block_tables, self.num_kv_heads, step.block_size)
+        values = _context(v_cache, step.block_tables, self.num_kv_heads, step.block_size)
         output.copy_(self._attend(query, keys, values, step.positions))
         return output
 
@@ -138,15 +141,16 @@ class NeuronAttention(AttentionImpl[StepHolder]):
         tokens, group = query.shape[0] // seqs, self.num_heads // kv_heads
         # The heads that share keys become rows of one matrix, so that keys and values are never repeated.
         rows = query.view(seqs, tokens, kv_heads, group, self.head_size).permute(0, 2, 3, 1, 4)
-        rows = rows.reshape(seqs, kv_heads, group * tokens, self.head_size)
-        scores = torch.matmul(rows.float(), keys.float().transpose(2, 3)) * self.scale
+        rows = rows.reshape(seqs * kv_heads, group * tokens, self.head_size)
+        # One batch dimension: then the transposition of the keys is the product's own, and not a copy before it.
+        scores = torch.bmm(rows.float(), keys.float().flatten(0, 1).transpose(1, 2)) * self.scale
         if self.logits_soft_cap:
             scores = self.logits_soft_cap * torch.tanh(scores / self.logits_soft_cap)
         seen = self._visible(positions.view(seqs, 1, 1, tokens, 1), context)
         scores = scores.view(seqs, kv_heads, group, tokens, context).masked_fill(~seen, MASKED)
         # Dividing after the second product touches head_dim values per row instead of the whole context.
-        weights = torch.exp(scores - scores.amax(-1, keepdim=True)).view(seqs, kv_heads, group * tokens, context)
-        mixed = torch.matmul(weights, values.float()) / weights.sum(-1, keepdim=True)
+        weights = torch.exp(scores - scores.amax(-1, keepdim=True)).view(seqs * kv_heads, group * tokens, context)
+        mixed = torch.bmm(weights, values.float().flatten(0, 1)) / weights.sum(-1, keepdim=True)
         mixed = mixed.view(seqs, kv_heads, group, tokens, values.shape[-1]).permute(0, 3, 1, 2, 4)
         return mixed.reshape(seqs * tokens, self.num_heads, values.shape[-1]).to(query.dtype)
 
@@ -159,9 +163,19 @@ class NeuronAttention(AttentionImpl[StepHolder]):
         return seen
 
 
-def _context(cache: torch.Tensor, block_tables: torch.Tensor, block_size: int) -> torch.Tensor:
-    """The cache's slots in order of position: [B, kv heads, S, head dim]."""
+def _rows(slots: torch.Tensor, heads: int, block_size: int) -> torch.Tensor:
+    """int64 [tokens, heads]: the cache's row of each token and KV head. ``slots``: int64 [tokens]."""
+    blocks = torch.div(slots, block_size, rounding_mode="floor")
+    places = slots - blocks * block_size
+    head = torch.arange(heads, device=slots.device)
+    return (blocks.unsqueeze(1) * heads + head) * block_size + places.unsqueeze(1)
+
+
+def _context(cache: torch.Tensor, block_tables: torch.Tensor, heads: int, block_size: int) -> torch.Tensor:
+    """The sequences' rows of the cache in order of position: [B, heads, S, head dim]."""
     seqs, blocks = block_tables.shape
-    _, heads, dim = cache.shape
-    pages = cache.view(-1, block_size, heads, dim).index_select(0, block_tables.view(-1))
-    return pages.view(seqs, blocks * block_size, heads, dim).permute(0, 2, 1, 3)
+    dim = cache.shape[-1]
+    head = torch.arange(heads, device=cache.device).view(1, heads, 1)
+    pieces = block_tables.unsqueeze(1) * heads + head
+    found = cache.view(-1, block_size * dim).index_select(0, pieces.view(-1))
+    return found.view(seqs, heads, blocks * block_size, dim)

@@ -77,15 +77,12 @@ class StepModel(nn.Module):
         return logits
 
     def kv_specs(self, num_blocks: int) -> list[tuple[TensorSpec, TensorSpec]]:
-        """K and V cache of each attention layer, in order: [num_blocks * block_size, kv heads, head dim]."""
-        slots = num_blocks * self.block_size
-        return [
-            (
-                TensorSpec(_name(layer.kv_cache_torch_dtype), (slots, layer.num_kv_heads, layer.head_size)),
-                TensorSpec(_name(layer.kv_cache_torch_dtype), (slots, layer.num_kv_heads, layer.head_size_v)),
-            )
-            for layer in self.layers.values()
-        ]
+        """K and V cache of each attention layer, in order: [num_blocks * kv heads * block_size, head dim]."""
+        specs = []
+        for layer in self.layers.values():
+            dtype, rows = _name(layer.kv_cache_torch_dtype), num_blocks * layer.num_kv_heads * self.block_size
+            specs.append((TensorSpec(dtype, (rows, layer.head_size)), TensorSpec(dtype, (rows, layer.head_size_v))))
+        return specs
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters, then buffers, by the model's own names. A tied tensor has its first name only."""
