@@ -117,6 +117,13 @@ def test_metrics_of_the_engine_reach_the_server(server: Server) -> None:
     assert grown("num_seqs_padding") == 0
 
 
+def test_the_time_of_each_compilation_reaches_the_server(server: Server, mode: str) -> None:
+    gauge = "vllm_neuron:compilation_time_seconds"
+    found = {name for name in server.metrics() if name.startswith(gauge)}
+    buckets = [] if mode == "eager" else ["prefill_s128", "prefill_s256", "decode_b1", "decode_b2"]
+    assert found == {f'{gauge}{{bucket_name="{bucket}"}}' for bucket in buckets}
+
+
 def test_the_server_ends_when_told(server: Server) -> None:
     """Last: it takes the server away."""
     server.process.send_signal(signal.SIGTERM)
