@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from entries import ABI, FLAGS, KEY, MODULE, OTHER, PARTS, fill, fill_other
 from test_entry import flip
 
 from vllm_neuron.cache import misses
+from vllm_neuron.cache.entry import write_entry
 from vllm_neuron.cache.folder_remote import FolderRemote
-from vllm_neuron.cache.key import artifact_key
+from vllm_neuron.cache.key import ArtifactKey, artifact_key
 from vllm_neuron.cache.local import LocalTier
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -57,6 +59,22 @@ def test_list_show_and_verify(local: LocalTier, run: Run) -> None:
     done = run("cache", "verify", "--json")
     assert done.returncode == 1
     assert {row["key"]: row["state"] for row in json.loads(done.stdout)} == {KEY: "damaged", OTHER.digest: "complete"}
+
+
+def test_list_for_a_person_breaks_no_line(local: LocalTier, run: Run) -> None:
+    lines = run("cache", "list", COLUMNS="40").stdout.splitlines()
+    for key in (KEY, OTHER.digest):
+        (line,) = (line for line in lines if key in line)
+        assert "cpu:x86-64-v3" in line
+
+
+def test_first_digits_of_no_key_and_of_several(local: LocalTier, run: Run) -> None:
+    unknown = run("cache", "show", "nothing")
+    assert (unknown.returncode, "'nothing' is not the beginning of any key" in unknown.stderr) == (2, True)
+    like = KEY[:4] + "0" * 28
+    shutil.copytree(local.root / KEY, local.root / like)
+    several = run("cache", "show", KEY[:4])
+    assert (several.returncode, f"is the beginning of 2 keys: {like}, {KEY}" in several.stderr) == (2, True)
 
 
 def test_push_and_pull(local: LocalTier, run: Run, tmp_path: Path) -> None:
@@ -125,6 +143,23 @@ def test_explain(local: LocalTier, run: Run, tmp_path: Path) -> None:
     assert (unknown.returncode, "neither a key nor a bucket" in unknown.stderr) == (2, True)
     assert PARTS.digest == KEY
     assert ABI is MODULE.abi
+    misses.record(local, wanted, provenance)
+    assert "To fill the cache, run: vllm-neuron compile tiny" in run("cache", "explain", "decode_b4").stdout
+
+
+def test_explain_of_a_bucket_that_several_entries_have(local: LocalTier, run: Run) -> None:
+    keys = [artifact_key(MODULE, "iree", version, FLAGS, "cpu:x86-64-v3", 2) for version in ("1", "2")]
+    for key in keys:
+
+        def fill_bucket(folder: Path, key: ArtifactKey = key) -> None:
+            (folder / "graph.mlir").write_bytes(MODULE.data)
+            (folder / "graph.vmfb").write_bytes(b"artifact")
+            write_entry(folder, key=key, abi=ABI, provenance={"graph": "decode_b8"})
+
+        local.build(key.digest, fill_bucket)
+    done = run("cache", "explain", "decode_b8")
+    assert done.returncode == 2
+    assert all(key.digest in done.stderr for key in keys)
 
 
 def test_index(local: LocalTier, run: Run, tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from entries import ARTIFACT, FLAGS, KEY, MODULE, OTHER, PARTS, fill
+from entries import ARTIFACT, FLAGS, KEY, MODULE, OTHER, PARTS, fill, fill_other
 from processes import Actor
 from test_entry import HARM, flip
 from test_local import names
 
 from vllm_neuron.cache.entry import Entry, EntryState, examine
+from vllm_neuron.cache.explain import provenance_differences
 from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.key import artifact_key
 from vllm_neuron.cache.local import LocalTier
@@ -257,6 +258,15 @@ def test_nearest_entry_says_what_differs(
     (neighbour,) = TieredCache(local, [remote]).nearest(wanted.parts, {})
     assert neighbour.differences == (words,)
     assert str(neighbour) == f"{KEY} in {remote.name}: {words}"
+
+
+def test_nearest_prefers_what_is_known_and_tells_versions_apart(local: LocalTier, remote: FolderRemote) -> None:
+    local.build(OTHER.digest, fill_other)  # It says nothing of itself: no reason to be near.
+    provenance = {"model": "tiny", "bucket": "prefill_s128", "max_num_seqs": 16}
+    near = TieredCache(local, [remote]).nearest({**PARTS.parts, "level": "O7"}, provenance)
+    assert [neighbour.metadata.key for neighbour in near] == [KEY, OTHER.digest]
+    there, here = {"versions": {"vllm": "0.31", "torch": "2"}}, {"versions": {"vllm": "0.32", "torch": "2"}}
+    assert provenance_differences(there, here) == ["versions.vllm: 0.31 there, 0.32 here"]
 
 
 def test_nearest_of_several_entries(local: LocalTier, remote: FolderRemote) -> None:

@@ -100,6 +100,24 @@ def test_vllm_serve_tells_in_one_line_too(model: str, variables: dict[str, str],
     assert says in error
 
 
+def test_a_report_that_can_not_be_written(model: str, tmp_path: Path) -> None:
+    (error,) = errors(run([VLLM_NEURON, "compile", model, "--report", str(tmp_path / "none" / "report.json")], {}))
+    assert f"{tmp_path / 'none'} is not a folder that can be written to" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--max-model-len", "128", "--max-num-batched-tokens", "16", "--no-enable-chunked-prefill"],
+         "max_num_batched_tokens (16) is smaller than max_model_len (128)"),
+        (["--additional-config", "{neuron_config"], "additional_config"),
+    ],
+)  # fmt: skip
+def test_what_vllm_refuses_is_told_in_one_line_too(model: str, options: list[str], says: str) -> None:
+    (error,) = errors(run([VLLM_NEURON, "compile", model, *options], {}))
+    assert says in error
+
+
 def test_a_misspelt_variable_is_warned_about_with_the_nearest_name(model: str) -> None:
     done = run([VLLM_NEURON, "compile", model, "--target", "nope"], {"VLLM_NEURON_CPU_COMPILER": "1"})
     assert "VLLM_NEURON_CPU_COMPILER is not a known variable, and has no effect." in done.stderr

@@ -26,6 +26,26 @@ for graph in graphs:
     pass
 """
 
+# As vLLM's engine is: a spawned process, whose handler of SIGTERM only takes note.
+FAILING = """
+import multiprocessing, os, signal, sys
+from vllm.engine.arg_utils import EngineArgs
+from vllm_neuron.serve.buckets import buckets_for
+from vllm_neuron.serve.tracing import trace
+
+def engine(model):
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    config = EngineArgs(model=model, dtype="float32", max_model_len=128, max_num_seqs=4).create_engine_config()
+    graphs = trace(config, buckets_for(config))
+    raise RuntimeError("no weights")
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=engine, args=sys.argv[1:])
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+"""
+
 
 @pytest.fixture
 def tracer(tmp_path: Path) -> subprocess.Popen[str]:
@@ -58,3 +78,15 @@ def test_a_worker_that_is_killed_is_an_error(tracer: subprocess.Popen[str]) -> N
     assert tracer.returncode == 1
     assert "CaptureError: a capture worker died while" in errors
     assert "VLLM_NEURON_PARALLEL_TRACE_WORKERS=1" in errors
+
+
+def test_a_start_that_fails_while_graphs_are_captured_ends(tmp_path: Path) -> None:
+    program = tmp_path / "failing.py"
+    program.write_text(FAILING)
+    model = make_tiny(tmp_path / "model", weights=False)
+    done = subprocess.run(
+        [sys.executable, str(program), str(model)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "RuntimeError: no weights" in done.stderr

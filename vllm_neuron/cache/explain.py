@@ -39,7 +39,8 @@ def nearest(
     for tier, metadata in candidates:
         in_key = key_differences(metadata.key_parts, parts)
         in_provenance = provenance_differences(metadata.provenance, provenance)
-        score = (len(in_key), len(in_provenance), metadata.key, tier)
+        unknown = len(provenance.keys() - metadata.provenance.keys())
+        score = (len(in_key), len(in_provenance) + unknown, metadata.key, tier)
         ranked.append((score, Neighbour(tier, metadata, (*in_key, *in_provenance))))
     ranked.sort(key=lambda pair: pair[0])
     return [neighbour for _, neighbour in ranked[:limit]]
@@ -55,12 +56,15 @@ def key_differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[s
 
 
 def provenance_differences(there: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
-    """What differs between two records of provenance, one phrase per value that both have."""
-    return [
-        f"{name}: {_plain(there[name])} there, {_plain(here[name])} here"
-        for name in sorted(there.keys() & here.keys())
-        if there[name] != here[name]
-    ]
+    """What differs between two records of provenance, one phrase per value that both have; in groups, too."""
+    phrases = []
+    for name in sorted(there.keys() & here.keys()):
+        one, other = there[name], here[name]
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            phrases += [f"{name}.{phrase}" for phrase in provenance_differences(one, other)]
+        elif one != other:
+            phrases.append(f"{name}: {_plain(one)} there, {_plain(other)} here")
+    return phrases
 
 
 def _phrase(name: str, there: str | None, here: str | None, parts: Mapping[str, str]) -> str:

@@ -34,6 +34,8 @@ def record(local: LocalTier, key: ArtifactKey, provenance: Mapping[str, Any], co
     folder = local.shared_folder(FOLDER)
     if folder is None:
         return
+    if not command:  # A plan knows none: that of an earlier start stays.
+        command = next((miss.command for miss in recorded(local) if miss.key == key.digest), "")
     document = {"parts": dict(key.parts), "provenance": dict(provenance), "command": command}
     aside = folder / f".{key.digest}.{secrets.token_hex(8)}"
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -18,6 +19,8 @@ from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.cli import cache_explain, cache_gc, cache_move
 from vllm_neuron.cli.keys import Json, Keys, full_keys
 from vllm_neuron.errors import CacheError, ConfigError
+
+_WIDEST = 1000
 
 app = typer.Typer(help="Look after the compile cache.", no_args_is_help=True)
 
@@ -33,16 +36,18 @@ def list_entries(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table()
+    # Lines of their own length: what wraps can't be read, and what is cut can't be copied.
+    table = Table(box=box.SIMPLE, pad_edge=False)
     for column in ("key", "tier", "graph", "model", "target", "level", "size"):
-        table.add_column(column, overflow="fold", no_wrap=column == "key")
+        table.add_column(column, no_wrap=True, justify="right" if column == "size" else "left")
     for row in rows:
         size = f"{row['bytes'] / 1024:.0f} KiB" if "bytes" in row else ""
         table.add_row(*(str(row.get(name, "")) for name in ("key", "tier", "graph", "model", "target", "level")), size)
-    console = Console()
+    console = Console(soft_wrap=True, highlight=False)
+    console.width = max(console.width, console.measure(table, options=console.options.update(width=_WIDEST)).maximum)
     console.print(table)
     for line in cache.describe():
-        console.print(line, markup=False, highlight=False)
+        console.print(line, markup=False)
 
 
 @app.command()

@@ -31,7 +31,10 @@ def explain(
                 f"{what!r} is neither a key nor a bucket that was missed here in strict mode or is in the local tier; "
                 "`vllm-neuron plan` lists the keys of a model"
             )
-        key = found[0]
+        if len(found) > 1:
+            raise ConfigError(f"{what!r} is true of {len(found)} entries of the local tier; name one by its key: "
+                              f"{', '.join(found)}. `vllm-neuron cache list` says what each is")  # fmt: skip
+        (key,) = found
     document = _explain(cache, key, miss)
     typer.echo(json.dumps(document, indent=2) if as_json else _text(document))
 

@@ -38,7 +38,8 @@ def pull(keys: Keys = None, plan: Plan = None, as_json: Json = False) -> None:
     """Fetch entries of the remote tier into the local one: those named, those of a plan, or all."""
     start = time.monotonic()
     columns = (TextColumn("Fetching"), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=as_json) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar:
         task = bar.add_task("fetch", total=None)
         cache = _with_remotes(lambda amount: bar.advance(task, amount))
         wanted = _named(cache, keys, plan)

@@ -14,6 +14,7 @@ import typer
 from vllm_neuron import envs
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compilers.base import check_compiler, compiler_for
+from vllm_neuron.errors import ConfigError
 from vllm_neuron.serve.model_folder import check_model_folder
 from vllm_neuron.targets import resolve_target
 
@@ -47,6 +48,8 @@ def compile_model(
     """Compile every graph of MODEL without its weights, and publish them. Takes every option of `vllm serve`."""
     _set(envs.REMOTE_CACHE, remote)
     _set(envs.COMPILE_WORKERS, workers)
+    if report is not None and not os.access(report.absolute().parent, os.W_OK):
+        raise ConfigError(f"--report {report}: {report.absolute().parent} is not a folder that can be written to")
     result = _run(context, model, target, entry_point)
     if report is not None:
         result.write(report)
@@ -58,7 +61,7 @@ def plan(
     context: typer.Context,
     model: Model,
     target: Targets = None,
-    remote: Remote = None,
+    remote: Annotated[str | None, typer.Option("--remote", help="Remote tier to look into.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a graph is in no tier.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     entry_point: For = EntryPoint.SERVER,

@@ -18,6 +18,8 @@ Plan = Annotated[
     Path | None, typer.Option("--plan", help="Output of `vllm-neuron plan --json`, or a report of `compile --report`.")
 ]
 
+_SHOWN = 5
+
 
 def full_keys(cache: TieredCache, given: list[str]) -> list[str]:
     """Full keys for what was typed. Raises :class:`ConfigError` where the first digits fit no key, or several."""
@@ -30,8 +32,12 @@ def full_keys(cache: TieredCache, given: list[str]) -> list[str]:
         if known is None:
             known = {*cache.local.keys(), *(key for remote in cache.remotes for key in remote.keys())}
         matches = sorted(key for key in known if key.startswith(text)) if text else []
-        if len(matches) != 1:
-            raise ConfigError(f"{text!r} is not the beginning of exactly one key, but of {len(matches)}: {matches[:5]}")
+        if not matches:
+            raise ConfigError(f"{text!r} is not the beginning of any key; `vllm-neuron cache list` lists them")
+        if len(matches) > 1:
+            more = ", …" if len(matches) > _SHOWN else ""
+            some = ", ".join(matches[:_SHOWN]) + more
+            raise ConfigError(f"{text!r} is the beginning of {len(matches)} keys: {some}; give more digits")
         full += matches
     return full
 

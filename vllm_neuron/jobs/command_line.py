@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import pydantic
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.usage.usage_lib import UsageContext
@@ -15,6 +16,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_neuron import envs
 from vllm_neuron.compilers.base import check_compiler
+from vllm_neuron.errors import ConfigError
 from vllm_neuron.jobs.compile_only import compile_model
 from vllm_neuron.jobs.report import JobReport
 from vllm_neuron.serve.model_folder import check_dtype_known
@@ -52,11 +54,23 @@ def compile_arguments(arguments: argparse.Namespace, targets: Sequence[str], ent
 
 
 def engine_config(arguments: argparse.Namespace, entry_point: str) -> Any:
-    """vLLM's configuration, as its server or ``LLM(...)`` would make it from these arguments."""
+    """vLLM's configuration, as its server or ``LLM(...)`` would make it from these arguments.
+
+    Raises :class:`ConfigError` where vLLM refuses to.
+    """
     args = AsyncEngineArgs.from_cli_args(arguments)
-    config = args.create_engine_config(_USAGE[entry_point])
+    try:
+        config = args.create_engine_config(_USAGE[entry_point])
+    except (OSError, ValueError) as error:  # The hub can't be asked, or options contradict one another.
+        raise ConfigError(f"vLLM refuses {arguments.model}: {_told(error)}") from error
     check_dtype_known(config, str(args.dtype))
     return config
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, pydantic.ValidationError):
+        return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in error.errors())
+    return str(error)
 
 
 def serve_command(arguments: argparse.Namespace) -> int:

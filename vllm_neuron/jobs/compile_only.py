@@ -43,7 +43,8 @@ def compile_model(vllm_config: Any, on_line: OnLine | None = None) -> JobReport:
         check_compiler(target)
     pipeline.check_keys()
     report = JobReport(vllm_config.model_config.model, tiers=pipeline.cache.describe())
-    logger.info("Compiling %d graphs of %s for %s", len(buckets), report.model, target.name)
+    intent = "Looking up" if pipeline.strict else "Compiling"
+    logger.info("%s %d graphs of %s for %s", intent, len(buckets), report.model, target.name)
     traces = None if pipeline.strict else open_for_compiling(vllm_config, pipeline.cache)
     traced: dict[str, TracedGraph] = {}
     lines: dict[str, GraphLine] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import shlex
 from typing import Any
 
@@ -54,6 +55,11 @@ def compile_command(vllm_config: Any, target: Target) -> str:
         options["--remote"] = remote
     route = current_route()
     prefix = [] if route is Route.NATIVE else [f"{envs.BACKEND.name}={route.value}"]
+    if envs.strict():
+        # The shell that it is pasted into may well be the server's, and a strict job compiles nothing.
+        names = [name for one in (envs.DISABLE_WARMUP_COMPILE, envs.ASSERT_CACHE_HIT)
+                 for name in (one.name, *one.old_names) if name in os.environ]  # fmt: skip
+        prefix = ["env", *(word for name in names for word in ("-u", name)), *prefix]
     words = [*prefix, "vllm-neuron", "compile", model.model]
     for option, value in options.items():
         words += [option, str(value)]

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import secrets
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,7 +30,9 @@ def note_process_start() -> None:
     """Hand the time at which the first process began to its children, who measure from there."""
     import psutil
 
-    if multiprocessing.parent_process() is None:
+    # A spawned child imports this module before multiprocessing has told it of its parent: its command line knows.
+    spawned = "--multiprocessing-fork" in sys.orig_argv
+    if multiprocessing.parent_process() is None and not spawned:
         os.environ[_HANDED_DOWN] = str(psutil.Process().create_time())
 
 

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import ForkContext, ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,23 @@ def _told(graph: TracedGraph) -> TracedGraph:
     return graph
 
 
+class _CaptureProcess(ForkProcess):
+    """A daemon: a process that ends while it captures, because its start failed, would else wait for it forever."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, daemon=True)
+
+
+class _CaptureContext(ForkContext):
+    Process = _CaptureProcess
+
+
 def _trace_in_workers(
     vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None, route: Route | None, workers: int
 ) -> Iterator[TracedGraph]:
     pool = ProcessPoolExecutor(
         workers,
-        mp_context=multiprocessing.get_context("fork"),
+        mp_context=_CaptureContext(),
         initializer=_start_worker,
         initargs=(vllm_config, num_blocks, route, os.getpid()),
     )
@@ -114,6 +126,9 @@ _worker_tracer: Callable[[], Tracer] | None = None
 
 def _start_worker(vllm_config: Any, num_blocks: int | None, route: Route | None, parent: int) -> None:
     global _worker_tracer
+    # The engine's handlers, which are inherited, do no more than note that it is to end.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     _die_with(parent)
     torch.set_num_threads(1)
     # What vLLM says of building a model says little of one without values, and once for every worker.
