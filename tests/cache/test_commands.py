@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from entries import ABI, FLAGS, KEY, MODULE, OTHER, PARTS, fill, fill_other
+from entries import ABI, FLAGS, KEY, MODULE, OTHER, PARTS, fill, fill_other, manifest, stranger
 from test_entry import flip
+from test_local import names
 
 from vllm_neuron.cache import misses
 from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.key import artifact_key
 from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.manifests import ManifestStore
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 INNER = Path("neuron", "compile_cache")
+TRACES = Path("neuron", "precompile_cache")
 
 
 @pytest.fixture
@@ -60,12 +63,15 @@ def test_list_show_and_verify(local: LocalTier, run: Run) -> None:
 
 
 def test_push_and_pull(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    ManifestStore(tmp_path / "root" / TRACES).store(manifest())
     pushed = document(run("cache", "push", "--json"))
+    assert pushed["manifests"] == [{"key": manifest().key, "published": True}]
     assert {row["key"]: row["published"] for row in pushed["entries"]} == {KEY: False, OTHER.digest: True}
     other = str(tmp_path / "second")
     pulled = document(run("cache", "pull", "--json", VLLM_CACHE_ROOT=other))
     assert {row["key"]: row["fetched"] for row in pulled["entries"]} == {KEY: True, OTHER.digest: True}
-    assert pulled["missing"] == []
+    assert (pulled["missing"], pulled["manifests"]) == ([], [manifest().key])
+    assert names(tmp_path / "second" / TRACES) == [f"{manifest().key}.json"]
     remote = pulled["tiers"][str(tmp_path / "remote")]
     assert (remote["fetches"], remote["bytes"]) == (2, sum(row["bytes"] for row in pulled["entries"]))
     assert LocalTier(tmp_path / "second" / INNER).keys() == sorted([KEY, OTHER.digest])
@@ -77,11 +83,45 @@ def test_push_and_pull(local: LocalTier, run: Run, tmp_path: Path) -> None:
 
 
 def test_pack_and_unpack(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    for one in (manifest(), stranger()):
+        ManifestStore(tmp_path / "root" / TRACES).store(one)
     packed = document(run("cache", "pack", "cache.tar", KEY[:8], "--json"))
     assert (packed["entries"], packed["bytes"]) == ([KEY], (tmp_path / "cache.tar").stat().st_size)
+    assert packed["manifests"] == [manifest().key]
     other = str(tmp_path / "second")
-    assert document(run("cache", "unpack", "cache.tar", "--json", VLLM_CACHE_ROOT=other)) == [{"key": KEY, "new": True}]
+    assert document(run("cache", "unpack", "cache.tar", "--json", VLLM_CACHE_ROOT=other)) == {
+        "entries": [{"key": KEY, "new": True}],
+        "manifests": [{"key": manifest().key, "new": True}],
+    }
     assert LocalTier(tmp_path / "second" / INNER).keys() == [KEY]
+    assert names(tmp_path / "second" / TRACES) == [f"{manifest().key}.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["pack", "."], ". is a folder: name the archive that is to be written"),
+        (["pack", "nowhere/cache.tar"], "the archive nowhere/cache.tar can't be written"),
+        (["unpack", "nowhere.tar"], "the archive nowhere.tar can't be read"),
+        (["unpack", "."], "the archive . can't be read"),
+        (["show", ""], "'' is not the beginning of exactly one key"),
+        (["push", "--plan", "."], ". is not a plan"),
+        (["pull", KEY, "--plan", "plan.json"], "keys and --plan exclude each other"),
+    ],
+)
+def test_mistakes_are_one_line(local: LocalTier, run: Run, words: list[str], told: str) -> None:
+    done = run("cache", *words)
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith(f"vllm-neuron: error: {told}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "push", "gc --max-age 0s", "pack c.tar", "unpack c.tar"])
+def test_a_cache_that_is_off_is_not_looked_after(local: LocalTier, run: Run, command: str) -> None:
+    done = run("cache", *command.split(), NEURON_LIBTORCH_DISABLE_COMPILE_CACHE="1")
+    assert done.returncode == 2
+    assert "NEURON_LIBTORCH_DISABLE_COMPILE_CACHE=1 turns the cache off" in done.stderr
+    assert len(local.keys()) == 2
 
 
 def test_gc_of_what_is_not_in_the_plan(local: LocalTier, run: Run, tmp_path: Path) -> None:

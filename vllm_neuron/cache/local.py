@@ -147,6 +147,12 @@ class LocalTier:
         """Store a copy of an entry from elsewhere."""
         return self.build(entry.key, lambda folder: copy_entry(entry.path, entry.metadata, folder))
 
+    def check_kept(self, entry: Entry) -> None:
+        """Raise ``CacheError`` where an entry that was to be stored here is this process's alone, and ends with it."""
+        if not entry.path.is_relative_to(self.root):
+            why = self._refusal or "it can't be written to"
+            raise CacheError(f"entry {entry.key} can't be kept in {self.root}: {why}")
+
     @contextmanager
     def lock(self, key: str, timeout: float | None = None) -> Iterator[LockState]:
         """Be the only one on this host that works on ``key``, if that can be had: see what is yielded.

@@ -14,9 +14,8 @@ from rich.table import Table
 from vllm_neuron.cache import index
 from vllm_neuron.cache.entry import Entry, EntryState, examine
 from vllm_neuron.cache.http_remote import INDEX
-from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.cli import cache_explain, cache_gc, cache_move
-from vllm_neuron.cli.keys import Json, Keys, full_keys
+from vllm_neuron.cli.keys import Json, Keys, full_keys, open_cache
 from vllm_neuron.errors import CacheError, ConfigError
 
 app = typer.Typer(help="Look after the compile cache.", no_args_is_help=True)
@@ -25,7 +24,7 @@ app = typer.Typer(help="Look after the compile cache.", no_args_is_help=True)
 @app.command("list")
 def list_entries(as_json: Json = False) -> None:
     """List the entries of the local tier, and the keys that only a remote tier has."""
-    cache = TieredCache.from_environment()
+    cache = open_cache()
     rows = [_row(entry) for key in cache.local.keys() if (entry := cache.local.lookup(key)) is not None]
     known = {row["key"] for row in rows}
     for remote in cache.remotes:
@@ -48,7 +47,7 @@ def list_entries(as_json: Json = False) -> None:
 @app.command()
 def show(key: Annotated[str, typer.Argument(help="A key, or the first digits of one.")], as_json: Json = True) -> None:
     """Print everything that an entry says about itself, as JSON."""
-    cache = TieredCache.from_environment()
+    cache = open_cache()
     (full,) = full_keys(cache, [key])
     found = cache.lookup(full)
     if found is None:
@@ -59,7 +58,7 @@ def show(key: Annotated[str, typer.Argument(help="A key, or the first digits of 
 @app.command()
 def verify(keys: Keys = None, as_json: Json = False) -> None:
     """Check every file of the local tier's entries against its digest. Exits with 1 if one is not as it should be."""
-    cache = TieredCache.from_environment()
+    cache = open_cache()
     results = []
     for key in full_keys(cache, keys) if keys else cache.local.keys():
         found = examine(cache.local.root / key, key)

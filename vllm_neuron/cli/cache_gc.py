@@ -11,8 +11,7 @@ import typer
 
 from vllm_neuron.cache import gc
 from vllm_neuron.cache.metadata import Metadata
-from vllm_neuron.cache.tiers import TieredCache
-from vllm_neuron.cli.keys import Json, Plan, plan_keys
+from vllm_neuron.cli.keys import Json, Plan, open_cache, plan_keys
 from vllm_neuron.compilers.base import compiler_for
 from vllm_neuron.errors import ConfigError, NeuronError
 from vllm_neuron.targets import resolve_target
@@ -42,7 +41,7 @@ def collect(
         keep=None if plan is None else frozenset(plan_keys(plan)),
         other_version=_is_other_version if other_versions else None,
     )
-    cache = TieredCache.from_environment()
+    cache = open_cache()
     done = gc.collect(cache.local, policy, dry_run=dry_run)
     trimmed = 0 if dry_run else sum(remote.trim() for remote in cache.remotes if not remote.read_only)
     freed = sum(one.bytes for one in done if not one.kept)

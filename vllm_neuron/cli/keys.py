@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from vllm_neuron import envs
 from vllm_neuron.cache.key import is_key
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import ConfigError
@@ -17,6 +19,13 @@ Keys = Annotated[list[str] | None, typer.Argument(help="Keys, or the first digit
 Plan = Annotated[
     Path | None, typer.Option("--plan", help="Output of `vllm-neuron plan --json`, or a report of `compile --report`.")
 ]
+
+
+def open_cache(on_bytes: Callable[[int], object] = lambda amount: None) -> TieredCache:
+    """The cache that the variables describe. Raises :class:`ConfigError` where they turn it off."""
+    if envs.DISABLE_COMPILE_CACHE.get():
+        raise ConfigError(f"{envs.DISABLE_COMPILE_CACHE.name}=1 turns the cache off; unset it to look after the cache")
+    return TieredCache.from_environment(on_bytes)
 
 
 def full_keys(cache: TieredCache, given: list[str]) -> list[str]:
