@@ -135,6 +135,50 @@ def test_gc_of_what_is_not_in_the_plan(local: LocalTier, run: Run, tmp_path: Pat
     assert local.keys() == [KEY]
 
 
+def test_gc_of_a_remote_tier(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    remote = str(tmp_path / "remote")
+    run("cache", "push")
+    (tmp_path / "plan.json").write_text(json.dumps({"graphs": [{"graph": "decode_b4", "key": KEY}]}))
+    dry = run("cache", "gc", "--plan", "plan.json", "--remote", remote, "--dry-run")
+    assert f"{OTHER.digest}  would go: not in the plan" in dry.stdout
+    assert f"would be freed in {remote}" in dry.stdout
+    done = document(run("cache", "gc", "--plan", "plan.json", "--remote", f"file://{remote}", "--json"))
+    assert [(row["key"], row["kept"], row["failed"]) for row in done["entries"]] == [(OTHER.digest, "", False)]
+    assert FolderRemote(tmp_path / "remote").keys() == [KEY]
+    assert len(local.keys()) == 2, "the local tier is another"
+
+
+def test_gc_of_a_remote_tier_that_can_t_be_written_to(
+    local: LocalTier, run: Run, mount: Callable[..., None], tmp_path: Path
+) -> None:
+    mount("--bind", tmp_path / "remote", tmp_path / "remote")
+    mount("-o", "remount,bind,ro", tmp_path / "remote")
+    done = run("cache", "gc", "--max-age", "0s", "--remote", str(tmp_path / "remote"))
+    assert done.returncode == 1
+    assert f"{KEY}  kept, it can't be removed: " in done.stdout
+    assert "Read-only file system" in done.stdout
+    assert FolderRemote(tmp_path / "remote").keys() == [KEY]
+
+
+@pytest.mark.parametrize(
+    ("remote", "told"),
+    [
+        ("http://127.0.0.1:9/cache", "is read-only, and nothing can be removed from it: name the folder or the bucket"),
+        ("ro+file:///tmp", "is read-only, and nothing can be removed from it"),
+        ("nowhere", "can't be listed: "),
+        ("root/neuron/compile_cache", "is the local tier, where processes may use entries: leave out --remote"),
+        ("a,b", "name one remote tier"),
+        ("ftp://x/y", "ftp:// is not supported"),
+        ("", "is empty"),
+    ],
+)
+def test_what_gc_can_t_remove_from(local: LocalTier, run: Run, remote: str, told: str) -> None:
+    done = run("cache", "gc", "--max-age", "0s", "--remote", remote)
+    assert done.returncode in (1, 2)
+    assert (told in done.stderr, len(done.stderr.splitlines())) == (True, 1)
+    assert len(local.keys()) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
