@@ -4,8 +4,8 @@ Every round measures each once, one after the other, so that a busy machine slow
 process that has verified the entry before, and as the first one of a process, where every digest is computed.
 
 A fetch hashes what it copies, on as many threads as there are cores. So with one idle core it takes as long as a copy
-and a digest one after the other, and it comes to the speed of ``cp``, which has one thread, with three. The last column,
-work, is processor time over that of ``cp``, which a busy machine leaves alone.
+and a digest one after the other; to come to the speed of ``cp``, which has one thread, it needs as many idle cores as
+the last column says: work is processor time over that of ``cp``, which a busy machine leaves alone.
 """
 
 from __future__ import annotations
