@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 import tarfile
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from test_local import names
 from vllm_neuron.cache import archive
 from vllm_neuron.cache.archive import Unpacked
 from vllm_neuron.cache.entry import EntryState, examine
+from vllm_neuron.cache.key import is_key
 from vllm_neuron.cache.local import LocalTier
 from vllm_neuron.cache.manifest import MAX_MANIFEST_BYTES
 from vllm_neuron.cache.manifests import ManifestStore
@@ -201,10 +203,23 @@ def test_bytes_that_are_changed_anywhere_are_an_error_or_change_nothing(
             assert examine(local.root / key, key).state is EntryState.COMPLETE
 
 
-def test_nothing_is_written_over_a_folder(packed: Path, tmp_path: Path) -> None:
-    for target in (tmp_path, Path(), Path("/")):
-        with pytest.raises(CacheError, match="is a folder: name the archive"):
+def test_nothing_but_an_archive_is_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    kinds = {tmp_path: "a folder", Path(): "a folder", Path("/"): "a folder", tmp_path / "pipe": "no plain file"}
+    for target, kind in kinds.items():
+        with pytest.raises(CacheError, match=f"is {kind}: name the archive"):
             archive.pack([], target)
+    assert names(tmp_path) == ["pipe"]
+    with pytest.raises(CacheError, match=r"can't be written: .*File name too long"):
+        archive.pack([], tmp_path / ("a" * 300))
+    archive.pack([], tmp_path / ("a" * 255))
+
+
+def test_an_archive_of_nothing_is_an_error(tmp_path: Path, local: LocalTier, manifests: ManifestStore) -> None:
+    archive.pack([], tmp_path / "empty.tar")
+    for source in (tmp_path / "empty.tar", Path("/dev/zero")):
+        with pytest.raises(CacheError, match="is empty: there is nothing to unpack"):
+            archive.unpack(source, local, manifests)
 
 
 def test_what_can_t_be_kept_is_an_error(
@@ -214,3 +229,20 @@ def test_what_can_t_be_kept_is_an_error(
     mount("-t", "tmpfs", "-o", "ro,mode=700", "tmpfs", local.root)
     with pytest.raises(CacheError, match=f"entry {min(KEY, OTHER.digest)} can't be kept in {local.root}"):
         archive.unpack(packed, local, manifests)
+
+
+def test_full_disks_leave_nothing_behind(
+    packed: Path, local: LocalTier, manifests: ManifestStore, mount: Callable[..., None], tmp_path: Path
+) -> None:
+    """Where an archive is written to, and where one is unpacked to."""
+    entry = LocalTier(tmp_path / "builder").build(KEY, fill)
+    for folder in (tmp_path / "small", local.root):
+        folder.mkdir()
+        mount("-t", "tmpfs", "-o", "size=12k,mode=700", "tmpfs", folder)
+    with pytest.raises(CacheError, match=r"can't be written: .*No space left on device"):
+        archive.pack([entry], tmp_path / "small" / "cache.tar")
+    assert names(tmp_path / "small") == []
+    with pytest.raises(CacheError, match=f"can't be kept in {local.root}: .*No space left on device"):
+        archive.unpack(packed, local, manifests)
+    assert [name for name in names(local.root) if is_key(name)] == []
+    assert names(local.root / ".staging") == []

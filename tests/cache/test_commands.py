@@ -116,6 +116,24 @@ def test_mistakes_are_one_line(local: LocalTier, run: Run, words: list[str], tol
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_dead_remote_tier_does_not_hide_the_local_one(local: LocalTier, run: Run) -> None:
+    dead = {"NEURON_LIBTORCH_REMOTE_CACHE": "http://127.0.0.1:9/c"}
+    listed = run("cache", "list", "--json", **dead)
+    assert [row["key"] for row in document(listed)] == local.keys()
+    assert "http://127.0.0.1:9/c can't be listed" in listed.stderr
+    assert document(run("cache", "show", KEY[:6], **dead))["key"] == KEY
+    pulled = run("cache", "pull", **dead)
+    assert (pulled.returncode, len(pulled.stderr.splitlines())) == (1, 1)
+    assert pulled.stderr.startswith("vllm-neuron: error: the entries of http://127.0.0.1:9/c can't be listed: ")
+
+
+@pytest.mark.parametrize("words", [["list"], ["verify"], ["gc", "--max-size", "0"], ["pack", "c.tar"], ["unpack", "c"]])
+def test_a_root_that_can_t_be_is_one_line(local: LocalTier, run: Run, words: list[str]) -> None:
+    done = run("cache", *words, VLLM_CACHE_ROOT="/tmp/" + "a" * 300)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "can't be used: File name too long" in done.stderr
+
+
 @pytest.mark.parametrize("command", ["list", "verify", "push", "gc --max-age 0s", "pack c.tar", "unpack c.tar"])
 def test_a_cache_that_is_off_is_not_looked_after(local: LocalTier, run: Run, command: str) -> None:
     done = run("cache", *command.split(), NEURON_LIBTORCH_DISABLE_COMPILE_CACHE="1")

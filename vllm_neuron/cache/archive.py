@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 import secrets
+import stat
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,10 +49,9 @@ def pack(entries: Sequence[Entry], target: Path, manifests: Sequence[Manifest] =
 
     The same things give the same bytes. Entries are signed as by a publish. Raises ``CacheError``.
     """
-    if target.is_dir():
-        raise CacheError(f"{target} is a folder: name the archive that is to be written, such as cache.tar")
-    aside = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    aside = target.absolute().parent / f".pack.{secrets.token_hex(8)}"
     try:
+        _check_target(target)
         with tarfile.open(aside, "w", format=tarfile.PAX_FORMAT) as archive:
             for entry in sorted(entries, key=lambda one: one.key):
                 _add(archive, entry)
@@ -65,6 +65,17 @@ def pack(entries: Sequence[Entry], target: Path, manifests: Sequence[Manifest] =
     finally:
         aside.unlink(missing_ok=True)
     return size
+
+
+def _check_target(target: Path) -> None:
+    """Nothing but an older archive is ever replaced: not a folder, nor a device such as ``/dev/stdout``."""
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "no plain file"
+        raise CacheError(f"{target} is {kind}: name the archive that is to be written, such as cache.tar")
 
 
 def _add(archive: tarfile.TarFile, entry: Entry) -> None:
@@ -108,6 +119,8 @@ def unpack(source: Path, local: LocalTier, manifests: ManifestStore) -> Unpacked
         raise
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise CacheError(f"the archive {source} can't be read: {error}") from error
+    if not done.entries and not done.manifests:
+        raise CacheError(f"the archive {source} is empty: there is nothing to unpack")
     return done
 
 

@@ -55,8 +55,8 @@ def collect(local: LocalTier, policy: Policy, *, dry_run: bool = False) -> list[
 
     Raises ``CacheError`` where a process is just starting on this tier: what it will use is not known yet.
     """
-    found = [_look(local.root / key, policy) for key in _keys(local.root)]
-    chosen = [candidate for candidate in judge(found, policy) if candidate.reason]
+    found = (_look(local.root / key, policy) for key in _keys(local.root))
+    chosen = [one for one in judge((one for one in found if one is not None), policy) if one.reason]
     used = in_use.claimed(local)
     if used is None and chosen and not dry_run:
         raise CacheError(f"a process is just starting on {local.root}, and may use any entry; try again in a moment")
@@ -87,10 +87,14 @@ def judge(candidates: Iterable[Candidate], policy: Policy) -> list[Candidate]:
     return judged
 
 
-def _look(path: Path, policy: Policy) -> Candidate:
-    found = examine(path, path.name, digests=False)
-    size = sum(file.lstat().st_size for file in path.iterdir())
-    stored = (path / COMPLETE_MARKER).stat().st_mtime
+def _look(path: Path, policy: Policy) -> Candidate | None:
+    """An entry, and why it is to go; None where it has just gone by itself."""
+    try:
+        found = examine(path, path.name, digests=False)
+        size = sum(file.lstat().st_size for file in path.iterdir())
+        stored = (path / COMPLETE_MARKER).stat().st_mtime
+    except FileNotFoundError:
+        return None
 
     def other() -> bool:
         if found.metadata is None or policy.other_version is None:

@@ -28,7 +28,7 @@ def list_entries(as_json: Json = False) -> None:
     rows = [_row(entry) for key in cache.local.keys() if (entry := cache.local.lookup(key)) is not None]
     known = {row["key"] for row in rows}
     for remote in cache.remotes:
-        rows += [{"key": key, "tier": remote.name} for key in remote.keys() if key not in known]
+        rows += [{"key": key, "tier": remote.name} for key in cache.keys_of(remote) if key not in known]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -61,8 +61,11 @@ def verify(keys: Keys = None, as_json: Json = False) -> None:
     cache = open_cache()
     results = []
     for key in full_keys(cache, keys) if keys else cache.local.keys():
-        found = examine(cache.local.root / key, key)
-        results.append({"key": key, "state": found.state.value, "reason": found.reason})
+        try:
+            found = examine(cache.local.root / key, key)
+            results.append({"key": key, "state": found.state.value, "reason": found.reason})
+        except OSError as error:
+            results.append({"key": key, "state": "unknown", "reason": f"it can't be read: {error}"})
     if as_json:
         typer.echo(json.dumps(results, indent=2))
     else:

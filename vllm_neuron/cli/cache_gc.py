@@ -18,7 +18,7 @@ from vllm_neuron.cache.metadata import Metadata
 from vllm_neuron.cache.remote import SEPARATOR, RemoteTier, open_remote, without_secrets
 from vllm_neuron.cli.keys import Json, Plan, open_cache, plan_keys
 from vllm_neuron.compilers.base import compiler_for
-from vllm_neuron.errors import ConfigError, NeuronError
+from vllm_neuron.errors import CacheError, ConfigError, NeuronError
 from vllm_neuron.targets import resolve_target
 
 _SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -56,7 +56,7 @@ def collect(
     else:
         tiers = [_one_remote(remote)]
         place, done = tiers[0].name, collect_remote(tiers[0], policy, dry_run=dry_run)
-    trimmed = 0 if dry_run else sum(tier.trim() for tier in tiers if not tier.read_only)
+    trimmed = 0 if dry_run else sum(_trim(tier) for tier in tiers if not tier.read_only)
     freed = sum(one.bytes for one in done if not one.kept)
     if as_json:
         rows = [asdict(one) for one in done]
@@ -67,6 +67,15 @@ def collect(
             typer.echo(f"{one.key}  {verb}: {one.reason} ({one.bytes / 1024:.0f} KiB)")
         typer.echo(f"{freed / 2**20:.1f} MiB {'would be freed' if dry_run else 'freed'} in {place}")
     sys.exit(any(one.failed for one in done))
+
+
+def _trim(tier: RemoteTier) -> int:
+    """How many things of dead publishers were removed. A tier that can't be asked now is trimmed the next time."""
+    try:
+        return tier.trim()
+    except (OSError, CacheError) as error:
+        typer.echo(f"warning: what dead publishers left in {tier.name} can't be removed: {error}", err=True)
+        return 0
 
 
 def _one_remote(text: str) -> RemoteTier:

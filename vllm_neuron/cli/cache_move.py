@@ -17,6 +17,7 @@ from vllm_neuron import envs
 from vllm_neuron.cache import archive
 from vllm_neuron.cache.entry import Entry
 from vllm_neuron.cache.manifests import ManifestStore
+from vllm_neuron.cache.remote import RemoteTier
 from vllm_neuron.cache.tiers import Found, TieredCache
 from vllm_neuron.cli.keys import Json, Keys, Plan, full_keys, open_cache, plan_keys
 from vllm_neuron.errors import CacheError, ConfigError
@@ -51,7 +52,7 @@ def pull(keys: Keys = None, plan: Plan = None, as_json: Json = False) -> None:
     cache = _with_remotes(lambda amount: bar.advance(task, amount))
     wanted = _named(cache, keys, plan)
     if wanted is None:
-        wanted = sorted({key for remote in cache.remotes for key in remote.keys()})
+        wanted = sorted({key for remote in cache.remotes for key in _all_of(remote)})
     start = time.monotonic()
     with bar, ThreadPoolExecutor(_FETCHES) as pool:
         found = dict(zip(wanted, pool.map(cache.lookup, wanted), strict=True))
@@ -136,6 +137,13 @@ def _with_remotes(on_bytes: Any = lambda amount: None) -> TieredCache:
     if not cache.remotes:
         raise ConfigError("there is no remote tier: set NEURON_LIBTORCH_REMOTE_CACHE to a folder that machines share")
     return cache
+
+
+def _all_of(remote: RemoteTier) -> list[str]:
+    try:
+        return remote.keys()
+    except OSError as error:
+        raise CacheError(f"the entries of {remote.name} can't be listed: {error}") from error
 
 
 def _named(cache: TieredCache, keys: list[str] | None, plan: Path | None) -> list[str] | None:

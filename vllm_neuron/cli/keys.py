@@ -37,7 +37,7 @@ def full_keys(cache: TieredCache, given: list[str]) -> list[str]:
             full.append(text)
             continue
         if known is None:
-            known = {*cache.local.keys(), *(key for remote in cache.remotes for key in remote.keys())}
+            known = {*cache.local.keys(), *(key for remote in cache.remotes for key in cache.keys_of(remote))}
         matches = sorted(key for key in known if key.startswith(text)) if text else []
         if len(matches) != 1:
             raise ConfigError(f"{text!r} is not the beginning of exactly one key, but of {len(matches)}: {matches[:5]}")
