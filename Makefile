@@ -6,7 +6,7 @@ ARGS ?=
 # More than one OpenMP thread on a busy machine makes small models a hundred times slower.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup slim test test-slow lint demo bench bench-startup bench-setup docs clean
+.PHONY: help setup slim test test-slow lint demo bench bench-startup bench-cache bench-setup docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -36,6 +36,9 @@ bench: setup bench-setup ## measure ours, eager PyTorch and stock vLLM side by s
 
 bench-startup: setup bench-setup ## measure start-up until the first token, ours and stock vLLM side by side
 	$(PYTHON) -m benchmarks.startup $(ARGS)
+
+bench-cache: setup ## measure what a hit costs, and a fetch from a remote folder next to cp of the same bytes
+	$(PYTHON) -m benchmarks.cache $(ARGS)
 
 bench-setup: ## make .venv-stock/: stock vLLM for CPUs, for comparison only
 	@benchmarks/setup_stock.sh

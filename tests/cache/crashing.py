@@ -16,7 +16,7 @@ import psutil
 from entries import KEY, fill
 
 from vllm_neuron.abi import Abi, TensorSpec
-from vllm_neuron.cache import gc, in_use, steps
+from vllm_neuron.cache import gc, gc_remote, in_use, steps
 from vllm_neuron.cache.local import LocalTier
 from vllm_neuron.cache.remote import open_remote
 from vllm_neuron.cache.steps import Step
@@ -87,7 +87,14 @@ def collect(cache: TieredCache) -> float:
     return 0.0
 
 
-SCENARIOS = {function.__name__: function for function in (compile_graph, publish, fetch, collect)}
+def collect_from_remote(cache: TieredCache) -> float:
+    """Remove every entry of the remote tier, and what the dead have left there."""
+    gc_remote.collect_remote(cache.remotes[0], gc.Policy(keep=()))
+    cache.remotes[0].trim()
+    return 0.0
+
+
+SCENARIOS = {f.__name__: f for f in (compile_graph, publish, fetch, collect, collect_from_remote)}
 
 if __name__ == "__main__":
     scenario, root, remote, *where = sys.argv[1:]

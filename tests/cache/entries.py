@@ -6,7 +6,8 @@ from pathlib import Path
 
 from vllm_neuron.abi import Abi, TensorSpec
 from vllm_neuron.cache.entry import write_entry
-from vllm_neuron.cache.key import artifact_key
+from vllm_neuron.cache.key import TraceKey, artifact_key
+from vllm_neuron.cache.manifest import Manifest, make_manifest
 from vllm_neuron.lowering.module import LoweredModule
 
 ABI = Abi(
@@ -38,6 +39,18 @@ def fill(folder: Path, artifact: bytes = ARTIFACT) -> None:
         compile_seconds=1.5,
         peak_memory_bytes=1 << 20,
     )
+
+
+def manifest(graph: str = "decode_b4") -> Manifest:
+    """What a start that uses KEY or OTHER knows of its graph."""
+    names = ("inputs.input_ids", "kv.0.k")
+    return make_manifest(TraceKey.from_parts({"bucket": graph}), graph, "tiny", MODULE, names, {})
+
+
+def stranger() -> Manifest:
+    """The manifest of a graph that is in no entry."""
+    module = LoweredModule("stablehlo", b"module @another {}", ABI)
+    return make_manifest(TraceKey.from_parts({"bucket": "x"}), "x", "tiny", module, ("inputs.input_ids", "kv.0.k"), {})
 
 
 def fill_other(folder: Path) -> None:

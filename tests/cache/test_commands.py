@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from entries import ABI, FLAGS, KEY, MODULE, OTHER, PARTS, fill, fill_other
+from entries import ABI, FLAGS, KEY, MODULE, OTHER, PARTS, fill, fill_other, manifest, stranger
 from test_entry import flip
+from test_local import names
 
 from vllm_neuron.cache import misses
 from vllm_neuron.cache.entry import write_entry
 from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.key import ArtifactKey, artifact_key
 from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.manifests import ManifestStore
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 INNER = Path("neuron", "compile_cache")
+TRACES = Path("neuron", "precompile_cache")
 
 
 @pytest.fixture
@@ -78,12 +81,15 @@ def test_first_digits_of_no_key_and_of_several(local: LocalTier, run: Run) -> No
 
 
 def test_push_and_pull(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    ManifestStore(tmp_path / "root" / TRACES).store(manifest())
     pushed = document(run("cache", "push", "--json"))
+    assert pushed["manifests"] == [{"key": manifest().key, "published": True}]
     assert {row["key"]: row["published"] for row in pushed["entries"]} == {KEY: False, OTHER.digest: True}
     other = str(tmp_path / "second")
     pulled = document(run("cache", "pull", "--json", VLLM_CACHE_ROOT=other))
     assert {row["key"]: row["fetched"] for row in pulled["entries"]} == {KEY: True, OTHER.digest: True}
-    assert pulled["missing"] == []
+    assert (pulled["missing"], pulled["manifests"]) == ([], [manifest().key])
+    assert names(tmp_path / "second" / TRACES) == [f"{manifest().key}.json"]
     remote = pulled["tiers"][str(tmp_path / "remote")]
     assert (remote["fetches"], remote["bytes"]) == (2, sum(row["bytes"] for row in pulled["entries"]))
     assert LocalTier(tmp_path / "second" / INNER).keys() == sorted([KEY, OTHER.digest])
@@ -95,11 +101,63 @@ def test_push_and_pull(local: LocalTier, run: Run, tmp_path: Path) -> None:
 
 
 def test_pack_and_unpack(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    for one in (manifest(), stranger()):
+        ManifestStore(tmp_path / "root" / TRACES).store(one)
     packed = document(run("cache", "pack", "cache.tar", KEY[:8], "--json"))
     assert (packed["entries"], packed["bytes"]) == ([KEY], (tmp_path / "cache.tar").stat().st_size)
+    assert packed["manifests"] == [manifest().key]
     other = str(tmp_path / "second")
-    assert document(run("cache", "unpack", "cache.tar", "--json", VLLM_CACHE_ROOT=other)) == [{"key": KEY, "new": True}]
+    assert document(run("cache", "unpack", "cache.tar", "--json", VLLM_CACHE_ROOT=other)) == {
+        "entries": [{"key": KEY, "new": True}],
+        "manifests": [{"key": manifest().key, "new": True}],
+    }
     assert LocalTier(tmp_path / "second" / INNER).keys() == [KEY]
+    assert names(tmp_path / "second" / TRACES) == [f"{manifest().key}.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["pack", "."], ". is a folder: name the archive that is to be written"),
+        (["pack", "nowhere/cache.tar"], "the archive nowhere/cache.tar can't be written"),
+        (["unpack", "nowhere.tar"], "the archive nowhere.tar can't be read"),
+        (["unpack", "."], "the archive . can't be read"),
+        (["show", ""], "'' is not the beginning of exactly one key"),
+        (["push", "--plan", "."], ". is not a plan"),
+        (["pull", KEY, "--plan", "plan.json"], "keys and --plan exclude each other"),
+    ],
+)
+def test_mistakes_are_one_line(local: LocalTier, run: Run, words: list[str], told: str) -> None:
+    done = run("cache", *words)
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith(f"vllm-neuron: error: {told}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_dead_remote_tier_does_not_hide_the_local_one(local: LocalTier, run: Run) -> None:
+    dead = {"NEURON_LIBTORCH_REMOTE_CACHE": "http://127.0.0.1:9/c"}
+    listed = run("cache", "list", "--json", **dead)
+    assert [row["key"] for row in document(listed)] == local.keys()
+    assert "http://127.0.0.1:9/c can't be listed" in listed.stderr
+    assert document(run("cache", "show", KEY[:6], **dead))["key"] == KEY
+    pulled = run("cache", "pull", **dead)
+    assert (pulled.returncode, len(pulled.stderr.splitlines())) == (1, 1)
+    assert pulled.stderr.startswith("vllm-neuron: error: the entries of http://127.0.0.1:9/c can't be listed: ")
+
+
+@pytest.mark.parametrize("words", [["list"], ["verify"], ["gc", "--max-size", "0"], ["pack", "c.tar"], ["unpack", "c"]])
+def test_a_root_that_can_t_be_is_one_line(local: LocalTier, run: Run, words: list[str]) -> None:
+    done = run("cache", *words, VLLM_CACHE_ROOT="/tmp/" + "a" * 300)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "can't be used: File name too long" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "push", "gc --max-age 0s", "pack c.tar", "unpack c.tar"])
+def test_a_cache_that_is_off_is_not_looked_after(local: LocalTier, run: Run, command: str) -> None:
+    done = run("cache", *command.split(), NEURON_LIBTORCH_DISABLE_COMPILE_CACHE="1")
+    assert done.returncode == 2
+    assert "NEURON_LIBTORCH_DISABLE_COMPILE_CACHE=1 turns the cache off" in done.stderr
+    assert len(local.keys()) == 2
 
 
 def test_gc_of_what_is_not_in_the_plan(local: LocalTier, run: Run, tmp_path: Path) -> None:
@@ -111,6 +169,50 @@ def test_gc_of_what_is_not_in_the_plan(local: LocalTier, run: Run, tmp_path: Pat
     assert done.returncode == 0
     assert f"{OTHER.digest}  removed: not in the plan" in done.stdout
     assert local.keys() == [KEY]
+
+
+def test_gc_of_a_remote_tier(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    remote = str(tmp_path / "remote")
+    run("cache", "push")
+    (tmp_path / "plan.json").write_text(json.dumps({"graphs": [{"graph": "decode_b4", "key": KEY}]}))
+    dry = run("cache", "gc", "--plan", "plan.json", "--remote", remote, "--dry-run")
+    assert f"{OTHER.digest}  would go: not in the plan" in dry.stdout
+    assert f"would be freed in {remote}" in dry.stdout
+    done = document(run("cache", "gc", "--plan", "plan.json", "--remote", f"file://{remote}", "--json"))
+    assert [(row["key"], row["kept"], row["failed"]) for row in done["entries"]] == [(OTHER.digest, "", False)]
+    assert FolderRemote(tmp_path / "remote").keys() == [KEY]
+    assert len(local.keys()) == 2, "the local tier is another"
+
+
+def test_gc_of_a_remote_tier_that_can_t_be_written_to(
+    local: LocalTier, run: Run, mount: Callable[..., None], tmp_path: Path
+) -> None:
+    mount("--bind", tmp_path / "remote", tmp_path / "remote")
+    mount("-o", "remount,bind,ro", tmp_path / "remote")
+    done = run("cache", "gc", "--max-age", "0s", "--remote", str(tmp_path / "remote"))
+    assert done.returncode == 1
+    assert f"{KEY}  kept, it can't be removed: " in done.stdout
+    assert "Read-only file system" in done.stdout
+    assert FolderRemote(tmp_path / "remote").keys() == [KEY]
+
+
+@pytest.mark.parametrize(
+    ("remote", "told"),
+    [
+        ("http://127.0.0.1:9/cache", "is read-only, and nothing can be removed from it: name the folder or the bucket"),
+        ("ro+file:///tmp", "is read-only, and nothing can be removed from it"),
+        ("nowhere", "can't be listed: "),
+        ("root/neuron/compile_cache", "is the local tier, where processes may use entries: leave out --remote"),
+        ("a,b", "name one remote tier"),
+        ("ftp://x/y", "ftp:// is not supported"),
+        ("", "is empty"),
+    ],
+)
+def test_what_gc_can_t_remove_from(local: LocalTier, run: Run, remote: str, told: str) -> None:
+    done = run("cache", "gc", "--max-age", "0s", "--remote", remote)
+    assert done.returncode in (1, 2)
+    assert (told in done.stderr, len(done.stderr.splitlines())) == (True, 1)
+    assert len(local.keys()) == 2
 
 
 @pytest.mark.parametrize(

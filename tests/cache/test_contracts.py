@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,16 @@ from stores import Store, folder_store, http_store, mounted_store, s3_store
 from test_entry import empty, flip, lengthen, remove, truncate
 from test_local import names
 
-from vllm_neuron.cache import index
+from vllm_neuron.cache import index, steps
 from vllm_neuron.cache.entry import Entry, read_entry
+from vllm_neuron.cache.gc import Policy
+from vllm_neuron.cache.gc_remote import collect_remote
 from vllm_neuron.cache.local import LocalTier
 from vllm_neuron.cache.remote import RemoteTier, open_remote
+from vllm_neuron.cache.steps import Step
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.digests import PIECE_BYTES
-from vllm_neuron.errors import CacheError
+from vllm_neuron.errors import CacheError, ConfigError
 
 KINDS = ["folder", "mount", "s3", "http"]
 BIG = bytes(range(251)) * ((2 * PIECE_BYTES) // 251 + 1)
@@ -162,9 +167,102 @@ def test_manifests(store: Store, publisher: RemoteTier, remote: RemoteTier, entr
     assert remote.keys() == [KEY]
 
 
+def test_gc_removes_what_the_policy_says_and_nothing_else(
+    store: Store, publisher: RemoteTier, remote: RemoteTier, cache: TieredCache, entry: Entry, tmp_path: Path
+) -> None:
+    other = LocalTier(tmp_path / "builder").build(OTHER.digest, fill_other)
+    for one in (entry, other):
+        publisher.publish(one)
+    if store.url.startswith("http"):
+        with pytest.raises(ConfigError, match="is read-only, and nothing can be removed from it"):
+            collect_remote(remote, Policy(keep=[KEY]), dry_run=True)
+    assert collect_remote(publisher, Policy(max_age=3600.0, max_bytes=1 << 30)) == []
+    assert collect_remote(publisher, Policy(other_version=lambda metadata: metadata.level == 9)) == []
+    [planned] = collect_remote(publisher, Policy(keep=[KEY]), dry_run=True)
+    assert (planned.key, planned.reason, planned.kept) == (OTHER.digest, "not in the plan", "")
+    assert planned.bytes >= other.metadata.size
+    assert publisher.keys() == sorted([KEY, OTHER.digest]), "a dry run removes nothing"
+    assert collect_remote(publisher, Policy(keep=[KEY])) == [planned]
+    assert publisher.keys() == [KEY]
+    assert cache.lookup(OTHER.digest) is None
+    assert cache.lookup(KEY) is not None
+    assert publisher.publish(other) is True
+    by_version = collect_remote(publisher, Policy(other_version=lambda metadata: metadata.level == 3))
+    assert [one.key for one in by_version] == [OTHER.digest]
+    assert [one.key for one in collect_remote(publisher, Policy(max_bytes=0))] == [KEY]
+    assert publisher.stored() == {}
+
+
+def test_gc_leaves_what_was_stored_after_it_looked(store: Store, publisher: RemoteTier, entry: Entry) -> None:
+    publisher.publish(entry)
+    seen = publisher.stored()[KEY]
+    store.harm(KEY, "complete.json" if store.url.startswith("s3") else "graph.vmfb", flip)
+    assert publisher.publish(entry) is True
+    assert publisher.remove(KEY, seen) is False
+    assert publisher.remove(KEY, publisher.stored()[KEY]) is True
+    assert publisher.remove(KEY, seen) is False
+
+
+def test_a_reader_of_what_is_being_removed_gets_all_of_it_or_misses(
+    publisher: RemoteTier, cache: TieredCache, entry: Entry, request: pytest.FixtureRequest
+) -> None:
+    publisher.publish(entry)
+    seen, once = publisher.stored()[KEY], threading.Lock()
+
+    def remove(step: Step) -> None:
+        if step is Step.FETCHED_FILE and once.acquire(blocking=False):
+            publisher.remove(KEY, seen)
+
+    request.addfinalizer(lambda: steps.observe(None))
+    steps.observe(remove)
+    found = cache.lookup(KEY)
+    steps.observe(None)
+    assert once.locked()
+    assert cache.local.keys() == ([] if found is None else [KEY])
+    assert names(cache.local.root / ".staging") == []
+    assert cache.lookup(KEY) is None or found is not None
+    assert publisher.publish(entry) is True
+
+
+def test_publishers_and_gc_at_the_same_time(store: Store, publisher: RemoteTier, entry: Entry, tmp_path: Path) -> None:
+    if store.url.startswith("http"):
+        pytest.skip("what is behind it is a folder, which is another case")
+    publish_url, published = store.publish_url or "", threading.Event()
+
+    def publish() -> int:
+        mine = open_remote(publish_url)
+        return sum(mine.publish(entry) for _ in range(6))
+
+    def collect() -> int:
+        mine, gone = open_remote(publish_url), 0
+        publisher.publish(entry)
+        while not published.is_set():
+            done = collect_remote(mine, Policy(keep=()))
+            assert not [one for one in done if one.failed], done
+            gone += sum(not one.kept for one in done)
+        return gone
+
+    with ThreadPoolExecutor(4) as pool:
+        publishers = [pool.submit(publish) for _ in range(2)]
+        collectors = [pool.submit(collect) for _ in range(2)]
+        for worker in publishers:
+            worker.exception()
+        published.set()
+        assert sum(worker.result() for worker in publishers)
+        assert sum(worker.result() for worker in collectors)
+    publisher.publish(entry)
+    found = TieredCache(LocalTier(tmp_path / "after"), [open_remote(publish_url)]).lookup(KEY)
+    assert found is not None
+    assert found.entry.artifact_path.read_bytes() == ARTIFACT
+    if not store.url.startswith("s3"):
+        assert names(Path(publish_url) / ".staging") == []
+
+
 def test_read_only_mark(store: Store, entry: Entry) -> None:
     url = store.url if "://" in store.url else f"file://{store.url}"
     remote = open_remote(f"ro+{url}")
     assert remote.read_only
     with pytest.raises(CacheError, match="is read-only"):
         remote.publish(entry)
+    with pytest.raises(ConfigError, match="is read-only, and nothing can be removed from it"):
+        collect_remote(remote, Policy(keep=()))

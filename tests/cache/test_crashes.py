@@ -40,7 +40,8 @@ FETCH = [
     ("VERIFIED", 1), ("RENAMED", 1),
 ]  # fmt: skip
 COLLECT = [("CHOSEN", 1), ("REMOVING", 1), ("CLAIMS_READ_AGAIN", 1), ("REMOVED", 1)]
-ALL = [*COMPILE, *REPLACE, *UPLOAD, *FETCH, *COLLECT]
+COLLECT_REMOTE = [("HIDDEN", 1), ("REMOTE_REMOVED", 1)]
+ALL = [*COMPILE, *REPLACE, *UPLOAD, *FETCH, *COLLECT, *COLLECT_REMOTE]
 
 
 @pytest.fixture
@@ -170,3 +171,22 @@ def test_gc(root: Path, remote: str, step: str, occurrence: int, request: pytest
     recover("collect", root, remote, request)
     assert [name for name in names(root) if is_key(name)] == []
     assert left_over(root) == []
+
+
+@pytest.mark.parametrize(("step", "occurrence"), COLLECT_REMOTE)
+@pytest.mark.parametrize("kind", ["folder", "s3"])
+def test_gc_of_a_remote_tier(
+    root: Path, remote: str, kind: str, step: str, occurrence: int, request: pytest.FixtureRequest
+) -> None:
+    if kind == "s3":
+        request.getfixturevalue("s3")
+        remote = f"s3://bucket/{uuid.uuid4().hex}"
+    store = open_remote(remote)
+    store.publish(LocalTier(root).build(KEY, fill))
+    die("collect_from_remote", root, remote, step, occurrence)
+    assert (store.keys(), store.metadata(KEY)) == ([], None)
+    recover("collect_from_remote", root, remote, request)
+    if kind == "folder":
+        assert left_over(Path(remote)) == []
+    assert store.publish(LocalTier(root).build(KEY, fill)) is True
+    assert TieredCache(LocalTier(root.with_name("other")), [store]).lookup(KEY) is not None

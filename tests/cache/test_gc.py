@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from processes import Actor
 from test_entry import flip
 from test_local import names
 
+from vllm_neuron.cache.entry import EntryState, examine
 from vllm_neuron.cache.gc import Policy, collect
 from vllm_neuron.cache.in_use import Claim, claimed
 from vllm_neuron.cache.local import LocalTier
@@ -80,6 +83,30 @@ def test_nothing_goes_while_a_process_starts(local: LocalTier) -> None:
     claim.close()
     assert claimed(local) == set()
     assert len(collect(local, Policy(keep=()))) == 2
+
+
+def test_several_at_once_and_a_builder(local: LocalTier) -> None:
+    """Each removes what it finds, and none stumbles over what another has just removed."""
+    done = threading.Event()
+
+    def remove() -> int:
+        gone = 0
+        while not done.is_set():
+            gone += sum(not one.kept for one in collect(LocalTier(local.root), Policy(keep=())))
+        return gone
+
+    with ThreadPoolExecutor(3) as pool:
+        removers = [pool.submit(remove) for _ in range(2)]
+        for _ in range(30):
+            tier = LocalTier(local.root)
+            with tier.lock(KEY):
+                if tier.lookup(KEY) is None:
+                    tier.build(KEY, fill)
+        done.set()
+        assert sum(remover.result() for remover in removers) > 1
+    for key in local.keys():
+        assert examine(local.root / key, key).state is EntryState.COMPLETE
+    assert names(local.root / ".staging") == []
 
 
 def test_entry_that_is_being_worked_on_stays(local: LocalTier, actor: Start) -> None:

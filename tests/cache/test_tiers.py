@@ -43,6 +43,27 @@ def local(tmp_path: Path) -> LocalTier:
     return LocalTier(tmp_path / "local")
 
 
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_a_fetch_reads_each_byte_once(tmp_path: Path, mode: int) -> None:
+    """Also where others may read the tier, and so the modes of the files change on their way."""
+    artifact = bytes(range(256)) * (16 << 10)
+    remote, local = FolderRemote(tmp_path / "remote"), tmp_path / "local"
+    remote.publish(LocalTier(tmp_path / "builder").build(KEY, lambda folder: fill(folder, artifact)))
+    local.mkdir()
+    local.chmod(mode)
+    before = bytes_read()
+    found = TieredCache(LocalTier(local), [remote]).lookup(KEY)
+    assert len(artifact) <= bytes_read() - before < 1.5 * len(artifact)
+    assert found is not None
+    flip(found.entry.artifact_path)
+    assert LocalTier(local).lookup(KEY) is None
+
+
+def bytes_read() -> int:
+    """What this process has read from files so far, from their caches too."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 def test_processes_compile_a_key_once(tmp_path: Path, actor: Start) -> None:
     count = tmp_path / "count"
     processes = [actor("compile_once", tmp_path / "root", count) for _ in range(8)]

@@ -16,6 +16,7 @@ from vllm_neuron.cache import archive
 from vllm_neuron.cache.entry import Entry
 from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.manifests import ManifestStore
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheError, ConfigError
 
@@ -116,14 +117,14 @@ def test_archives_are_signed_and_checked(
     monkeypatch.setenv(SIGNING, private)
     archive.pack([entry], tmp_path / "signed.tar")
     monkeypatch.delenv(SIGNING)
-    local = LocalTier(tmp_path / "local")
+    local, manifests = LocalTier(tmp_path / "local"), ManifestStore(tmp_path / "manifests")
     for trusted, name in ((public, "unsigned.tar"), (other, "signed.tar")):
         monkeypatch.setenv(TRUSTED, trusted)
         with pytest.raises(CacheError, match="sign"):
-            archive.unpack(tmp_path / name, local)
+            archive.unpack(tmp_path / name, local, manifests)
         assert local.keys() == []
     monkeypatch.setenv(TRUSTED, public)
-    assert archive.unpack(tmp_path / "signed.tar", local) == {KEY: True}
+    assert archive.unpack(tmp_path / "signed.tar", local, manifests).entries == {KEY: True}
 
 
 def test_openssl_makes_and_checks_the_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: Entry) -> None:

@@ -131,6 +131,23 @@ def test_without_a_compiler_a_graph_that_has_no_manifest_is_one_clear_error(site
     assert f"Run the compile job for this configuration: vllm-neuron compile {site.model}" in done.stderr
 
 
+def test_an_archive_is_all_that_a_site_without_a_network_needs(site: Site, tmp_path: Path) -> None:
+    """Packed where the job ran, unpacked elsewhere: a strict start without any remote tier captures nothing."""
+    archive = tmp_path / "cache.tar"
+    packed = run([PROGRAM, "cache", "pack", str(archive), "--json"], VLLM_CACHE_ROOT=site.folder / "build-cache")
+    assert len(json.loads(packed.stdout)["manifests"]) == len(GRAPHS)
+    unpacked = run([PROGRAM, "cache", "unpack", str(archive), "--json"], VLLM_CACHE_ROOT=tmp_path / "root")
+    assert {kind: len(rows) for kind, rows in json.loads(unpacked.stdout).items()} == {"entries": 3, "manifests": 3}
+    call = {"prompts": [PROMPT], "params": {"temperature": 0, "max_tokens": 8, "ignore_eos": True}}
+    env = {"VLLM_CACHE_ROOT": str(tmp_path / "root"), "VLLM_NEURON_BACKEND": "neuron_native",
+           "VLLM_NEURON_DISABLE_WARMUP_COMPILE": "1"}  # fmt: skip
+    start = {"do": "generate", "args": {"model": str(site.model), **SIZES}, "calls": [call], "env": env}
+    [result] = run_cases([start], "compiled")
+    assert answered_right(site, result)
+    assert captured(result) == []
+    assert "3 of 3 graphs need no capture (3 from the local tier, 0 from the remote tier)" in result["log"]
+
+
 def cases(site: Site) -> dict[str, dict[str, Any]]:
     call = {"prompts": [PROMPT], "params": {"temperature": 0, "max_tokens": 8, "ignore_eos": True}}
 

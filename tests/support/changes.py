@@ -11,7 +11,8 @@ from typing import Any
 
 def make(changes: dict[str, Any]) -> None:
     """``path``: a folder to import from first; ``versions``: of torch, transformers or vllm; ``vllm``, ``own``: folders
-    that stand for the package's own; ``model_class``: architecture to the module of a class ``Model``."""
+    that stand for the package's own; ``model_class``: architecture to the module of a class ``Model``; ``memory``:
+    bytes that this machine has."""
     import torch
     import transformers
     import vllm
@@ -27,6 +28,11 @@ def make(changes: dict[str, Any]) -> None:
         vllm.__path__.insert(0, changes["vllm"])
     if "own" in changes:
         trace_key.__file__ = str(Path(changes["own"], "serve", "trace_key.py"))
+    if "memory" in changes:
+        import psutil
+
+        machine = psutil.virtual_memory()._replace(total=changes["memory"], available=changes["memory"])
+        psutil.virtual_memory = lambda: machine
     if "model_class" in changes:
         from vllm import ModelRegistry
 

@@ -27,7 +27,8 @@ MODES = {
 def run_cases(cases: list[dict[str, Any]], mode: str = "eager", timeout: float = 900) -> list[dict[str, Any]]:
     """The result of each case: what its ``do`` returns, with ``log``, ``exit`` and, if it raised, ``error``.
 
-    A case is {"do": "generate" | "configure" | "parse" | "recall", ...; "env": variables to set, None to unset}.
+    A case is {"do": "generate" | "configure" | "parse" | "recall" | "plan", ...; "env": variables to set, None to
+    unset}.
     """
     environment = {**os.environ, **MODES[mode], "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
@@ -94,6 +95,34 @@ def recall(case: dict[str, Any]) -> dict[str, Any]:
         changes.truncate_manifests()
     found = traces.recall(buckets)
     return {"found": sorted(found), "report": traces.report(buckets, found)}
+
+
+def plan(case: dict[str, Any]) -> dict[str, Any]:
+    """The graphs of a compile job with the command line ``argv`` for ``target``, by name: where each was found, and its
+    key; of one that is missing, what comes nearest to it and how it differs. With ``compile`` they are compiled first.
+    ``changes`` are made before: see ``tests.support.changes``.
+    """
+    from tests.support import changes
+    from vllm_neuron import envs
+    from vllm_neuron.cache import misses
+    from vllm_neuron.cache.tiers import TieredCache
+    from vllm_neuron.jobs.command_line import compile_for_targets
+
+    changes.make(case.get("changes", {}))
+    os.environ[envs.CPU_COMPILE.name] = "1"
+    os.environ[envs.TARGET_OVERRIDE.name] = case["target"]
+    if not case.get("compile"):
+        os.environ[envs.DISABLE_WARMUP_COMPILE.name] = "1"
+    report = compile_for_targets(case["argv"][0], case["argv"][1:], [case["target"]], "server")
+    cache = TieredCache.from_environment()
+    missed = {miss.key: miss for miss in misses.recorded(cache.local)}
+    graphs: dict[str, dict[str, Any]] = {}
+    for line in report.graphs:
+        graphs[line.graph] = {"source": line.source, "key": line.key, "error": line.error}
+        if line.source == "missing":
+            [near] = cache.nearest(missed[line.key].parts, missed[line.key].provenance, 1)
+            graphs[line.graph]["differences"] = near.differences
+    return {"graphs": graphs}
 
 
 def _facts(config: Any) -> dict[str, Any]:
@@ -187,6 +216,10 @@ def main() -> None:
     cases = json.loads(sys.stdin.read())
     import vllm.entrypoints.llm
     import vllm.v1.engine.core  # noqa: F401
+
+    if any(case["do"] == "plan" for case in cases):
+        import vllm_neuron.jobs.command_line
+        import vllm_neuron.serve.tracing  # noqa: F401
 
     results = []
     for case in cases:

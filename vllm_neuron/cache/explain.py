@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from vllm_neuron.cache.metadata import Metadata
 
 _COMPILERS = {"iree": "IREE"}
 _DIGESTS = {"module": "the graph differs", "abi": "dtypes, shapes or order of inputs and outputs differ"}
+_FIELDS_SHOWN = 5
+_LONGEST = 200
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,15 @@ def nearest(
     """Of ``candidates`` (tier and metadata), those that differ least from the missing key, best first.
 
     Its parts weigh more than its provenance: an entry of the same graph for another compiler comes before one of
-    another graph of the same model.
+    another graph of the same model. A prefill graph comes nearer to another one than a decode graph does.
     """
     ranked = []
     for tier, metadata in candidates:
         in_key = key_differences(metadata.key_parts, parts)
         in_provenance = provenance_differences(metadata.provenance, provenance)
         unknown = len(provenance.keys() - metadata.provenance.keys())
-        score = (len(in_key), len(in_provenance) + unknown, metadata.key, tier)
+        other_kind = _kind(metadata.provenance) != _kind(provenance)
+        score = (len(in_key), other_kind, len(in_provenance) + unknown, metadata.key, tier)
         ranked.append((score, Neighbour(tier, metadata, (*in_key, *in_provenance))))
     ranked.sort(key=lambda pair: pair[0])
     return [neighbour for _, neighbour in ranked[:limit]]
@@ -56,15 +59,29 @@ def key_differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[s
 
 
 def provenance_differences(there: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
-    """What differs between two records of provenance, one phrase per value that both have; in groups, too."""
+    """What differs between two records of provenance, one phrase per value that both have.
+
+    Of a value with fields, such as a model's configuration, one phrase per field, as far as a person reads them.
+    """
     phrases = []
     for name in sorted(there.keys() & here.keys()):
-        one, other = there[name], here[name]
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            phrases += [f"{name}.{phrase}" for phrase in provenance_differences(one, other)]
-        elif one != other:
-            phrases.append(f"{name}: {_plain(one)} there, {_plain(other)} here")
+        fields = list(_field_differences(name, there[name], here[name]))
+        more = len(fields) - _FIELDS_SHOWN
+        phrases += [*fields[:_FIELDS_SHOWN], *([f"{name}: {more} more fields differ"] if more > 0 else [])]
     return phrases
+
+
+def _field_differences(name: str, there: object, here: object) -> Iterator[str]:
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        for field in sorted(there.keys() | here.keys()):
+            yield from _field_differences(f"{name}.{field}", there.get(field), here.get(field))
+    elif there != here:
+        yield f"{name}: {_plain(there)} there, {_plain(here)} here"
+
+
+def _kind(provenance: Mapping[str, object]) -> str:
+    """``prefill`` or ``decode``, from the name of the graph."""
+    return str(provenance.get("graph")).partition("_")[0]
 
 
 def _phrase(name: str, there: str | None, here: str | None, parts: Mapping[str, str]) -> str:
@@ -89,4 +106,5 @@ def _flags(there: list[str], here: list[str]) -> str:
 
 
 def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return "unset" if value is None else text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -12,6 +12,7 @@ from vllm_neuron.cache.entry import Entry, EntryState, complete_keys, examine
 from vllm_neuron.cache.key import checked_key
 from vllm_neuron.cache.manifest_folder import MANIFESTS, ManifestFolder
 from vllm_neuron.cache.metadata import (
+    COMPLETE_MARKER,
     MAX_METADATA_BYTES,
     MAX_SIGNATURE_BYTES,
     METADATA_FILE,
@@ -21,6 +22,7 @@ from vllm_neuron.cache.metadata import (
 from vllm_neuron.cache.progress import Progress
 from vllm_neuron.cache.scratch import Scratch, sweep
 from vllm_neuron.cache.steps import Step
+from vllm_neuron.cache.stored import Stored
 from vllm_neuron.cache.transfer import copy_entry
 from vllm_neuron.errors import CacheError, ConfigError
 
@@ -108,6 +110,47 @@ class FolderRemote:
         """See ``RemoteTier``."""
         return self._manifests.keys()
 
+    def stored(self, progress: Progress | None = None) -> dict[str, Stored]:
+        """See ``RemoteTier``."""
+        found = {}
+        for key in complete_keys(self.root):
+            one = self._stored(self._path(key))
+            if one is not None:
+                found[key] = one
+                (progress or Progress()).add(one.bytes)
+        return found
+
+    def remove(self, key: str, seen: Stored) -> bool:
+        """See ``RemoteTier``. Renamed, looked at once more where nobody else finds it, and removed."""
+        if self.read_only:
+            raise CacheError(f"the remote cache {self.name} is read-only")
+        target, scratch = self._path(key), Scratch(self._staging(), f"{key}.{_this_boot()}")
+        try:
+            aside = scratch.beside("removed")
+            try:
+                target.rename(aside)
+            except FileNotFoundError:
+                return False
+            steps.reached(Step.HIDDEN)
+            if self._stored(aside) == seen:
+                return True
+            with suppress(OSError):  # A third one may have been stored in the meantime. Then that one stands.
+                aside.rename(target)
+            return False
+        finally:
+            scratch.close()
+            steps.reached(Step.REMOTE_REMOVED)
+
+    @staticmethod
+    def _stored(path: Path) -> Stored | None:
+        """What there is of the entry at ``path``; None where it has just gone."""
+        try:
+            marker = (path / COMPLETE_MARKER).lstat()
+            size = sum(file.lstat().st_size for file in path.iterdir())
+        except FileNotFoundError:
+            return None
+        return Stored(size, marker.st_mtime, f"{marker.st_ino}.{marker.st_mtime_ns}")
+
     def trim(self) -> int:
         """See ``RemoteTier``."""
         staging = self.root / ".staging"
@@ -122,9 +165,12 @@ class FolderRemote:
         """Whether what is at ``path`` is a whole entry, and one that would be accepted here."""
         if examine(path, key).state is not EntryState.COMPLETE:
             return False
-        with files.folder(path) as folder:
-            data = files.read_small(METADATA_FILE, MAX_METADATA_BYTES, folder)
-            return trust.suffices(key, data, files.read_if_there(SIGNATURE_FILE, MAX_SIGNATURE_BYTES, folder))
+        try:
+            with files.folder(path) as folder:
+                data = files.read_small(METADATA_FILE, MAX_METADATA_BYTES, folder)
+                return trust.suffices(key, data, files.read_if_there(SIGNATURE_FILE, MAX_SIGNATURE_BYTES, folder))
+        except FileNotFoundError:  # Someone has just removed it.
+            return False
 
     def _staging(self) -> Path:
         staging = self.root / ".staging"

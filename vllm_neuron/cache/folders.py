@@ -37,6 +37,8 @@ def check_trusted(folder: Path) -> None:
                 break
             except NotADirectoryError:
                 raise ConfigError(f"the cache folder {folder}: {step.parent} is not a folder; {_FIX}") from None
+            except OSError as error:
+                raise ConfigError(f"the cache folder {folder} can't be used: {error.strerror}; {_FIX}") from None
             open_to_all = stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_IWOTH)
             if public and found.st_uid not in (os.geteuid(), 0):
                 raise ConfigError(f"the cache folder {folder} is unsafe: {step} belongs to user {found.st_uid}; {_FIX}")

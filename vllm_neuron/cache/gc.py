@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,13 +37,17 @@ class Policy:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An entry that was looked at. ``reason`` says why it goes; '' where it stays; ``kept`` why it stays after all."""
+    """An entry that was looked at. ``reason`` says why it goes; '' where it stays; ``kept`` why it stays after all.
+
+    ``failed`` says that it stays because it could not be removed.
+    """
 
     key: str
     bytes: int
     stored: float
     reason: str = ""
     kept: str = ""
+    failed: bool = False
 
 
 def collect(local: LocalTier, policy: Policy, *, dry_run: bool = False) -> list[Candidate]:
@@ -51,7 +55,8 @@ def collect(local: LocalTier, policy: Policy, *, dry_run: bool = False) -> list[
 
     Raises ``CacheError`` where a process is just starting on this tier: what it will use is not known yet.
     """
-    chosen = [candidate for candidate in _judge(local, policy) if candidate.reason]
+    found = (_look(local.root / key, policy) for key in _keys(local.root))
+    chosen = [one for one in judge((one for one in found if one is not None), policy) if one.reason]
     used = in_use.claimed(local)
     if used is None and chosen and not dry_run:
         raise CacheError(f"a process is just starting on {local.root}, and may use any entry; try again in a moment")
@@ -67,8 +72,9 @@ def collect(local: LocalTier, policy: Policy, *, dry_run: bool = False) -> list[
     return done
 
 
-def _judge(local: LocalTier, policy: Policy) -> list[Candidate]:
-    found = sorted((_look(local.root / key, policy) for key in _keys(local.root)), key=lambda one: one.stored)
+def judge(candidates: Iterable[Candidate], policy: Policy) -> list[Candidate]:
+    """All candidates, oldest first, where those that are too many have a reason to go too."""
+    found = sorted(candidates, key=lambda one: one.stored)
     if policy.max_bytes is None:
         return found
     left = sum(one.bytes for one in found if not one.reason)
@@ -81,20 +87,32 @@ def _judge(local: LocalTier, policy: Policy) -> list[Candidate]:
     return judged
 
 
-def _look(path: Path, policy: Policy) -> Candidate:
-    found = examine(path, path.name, digests=False)
-    size = sum(file.lstat().st_size for file in path.iterdir())
-    stored = (path / COMPLETE_MARKER).stat().st_mtime
-    reason = ""
-    if policy.keep is not None and path.name not in policy.keep:
-        reason = "not in the plan"
-    elif policy.max_age is not None and time.time() - stored > policy.max_age:
-        reason = "too old"
-    elif policy.other_version is not None and (
-        found.state is EntryState.FOREIGN or (found.metadata is not None and policy.other_version(found.metadata))
-    ):
-        reason = "of another version"
-    return Candidate(path.name, size, stored, reason)
+def _look(path: Path, policy: Policy) -> Candidate | None:
+    """An entry, and why it is to go; None where it has just gone by itself."""
+    try:
+        found = examine(path, path.name, digests=False)
+        size = sum(file.lstat().st_size for file in path.iterdir())
+        stored = (path / COMPLETE_MARKER).stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+    def other() -> bool:
+        if found.metadata is None or policy.other_version is None:
+            return found.state is EntryState.FOREIGN
+        return policy.other_version(found.metadata)
+
+    return Candidate(path.name, size, stored, reason_for(path.name, stored, policy, other))
+
+
+def reason_for(key: str, stored: float, policy: Policy, is_of_other_version: Callable[[], bool]) -> str:
+    """Why ``policy`` lets an entry go, apart from its bytes; '' where it does not. The version is asked for at need."""
+    if policy.keep is not None and key not in policy.keep:
+        return "not in the plan"
+    if policy.max_age is not None and time.time() - stored > policy.max_age:
+        return "too old"
+    if policy.other_version is not None and is_of_other_version():
+        return "of another version"
+    return ""
 
 
 def _keys(root: Path) -> list[str]:

@@ -14,6 +14,7 @@ from vllm_neuron.cache.entry import Entry
 from vllm_neuron.cache.metadata import Metadata
 from vllm_neuron.cache.progress import Progress
 from vllm_neuron.cache.retry import may_pass, retried
+from vllm_neuron.cache.stored import Stored
 from vllm_neuron.errors import CacheError
 
 if TYPE_CHECKING:
@@ -96,6 +97,15 @@ class Guarded:
     def manifest_keys(self) -> list[str]:
         """See ``RemoteTier``."""
         return self._call(self._remote.manifest_keys, Progress(), "listing manifests")
+
+    def stored(self, progress: Progress | None = None) -> dict[str, Stored]:
+        """See ``RemoteTier``."""
+        moved = progress or Progress()
+        return self._call(lambda: self._remote.stored(moved), moved, "listing")
+
+    def remove(self, key: str, seen: Stored) -> bool:
+        """See ``RemoteTier``."""
+        return self._call(lambda: self._remote.remove(key, seen), Progress(), f"removing {key}")
 
     def trim(self) -> int:
         """See ``RemoteTier``."""

@@ -32,6 +32,7 @@ from vllm_neuron.cache.metadata import (
 from vllm_neuron.cache.progress import Progress
 from vllm_neuron.cache.retry import retried
 from vllm_neuron.cache.steps import Step
+from vllm_neuron.cache.stored import Stored
 from vllm_neuron.errors import CacheError, DamagedEntryError
 
 logger = logging.getLogger("vllm.neuron.cache")
@@ -102,6 +103,14 @@ class HttpRemote:
     def manifest_keys(self) -> list[str]:
         """Trace keys in the published index. Raises ``CacheError`` where there is none."""
         return [key for key in self._index("manifests") if is_key(key)]
+
+    def stored(self, progress: Progress | None = None) -> dict[str, Stored]:
+        """Raises ``CacheError``."""
+        raise CacheError(f"the remote cache {self.name} does not tell what its entries take")
+
+    def remove(self, key: str, seen: Stored) -> bool:
+        """Raises ``CacheError``."""
+        raise CacheError(f"the remote cache {self.name} is read-only")
 
     def trim(self) -> int:
         """Nothing can be removed here."""

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from vllm_neuron import envs
 from vllm_neuron.cache import folders, publish, steps
-from vllm_neuron.cache.entry import Entry, EntryState, Examined, complete_keys, examine, read_entry
+from vllm_neuron.cache.entry import Entry, EntryState, Examined, complete_keys, examine, read_entry, still_trusted
 from vllm_neuron.cache.key import checked_key
 from vllm_neuron.cache.lock import KeyLock, LockState
 from vllm_neuron.cache.metadata import COMPLETE_MARKER
@@ -118,7 +118,8 @@ class LocalTier:
             return self._fallback().publish(staged, key, sync=sync)
         target = self.root / checked_key(key)
         try:
-            folders.open_to_readers(staged, self.root)
+            with still_trusted(staged):
+                folders.open_to_readers(staged, self.root)
             steps.reached(Step.OPENED_TO_READERS)
             publish.place(staged, target, key, lambda found: self._quarantine(key, found), sync=sync)
             return read_entry(target, key)
@@ -146,6 +147,12 @@ class LocalTier:
     def adopt(self, entry: Entry) -> Entry:
         """Store a copy of an entry from elsewhere."""
         return self.build(entry.key, lambda folder: copy_entry(entry.path, entry.metadata, folder))
+
+    def check_kept(self, entry: Entry) -> None:
+        """Raise ``CacheError`` where an entry that was to be stored here is this process's alone, and ends with it."""
+        if not entry.path.is_relative_to(self.root):
+            why = self._refusal or "it can't be written to"
+            raise CacheError(f"entry {entry.key} can't be kept in {self.root}: {why}")
 
     @contextmanager
     def lock(self, key: str, timeout: float | None = None) -> Iterator[LockState]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from vllm_neuron.cache import folders
-from vllm_neuron.cache.key import TraceKey
+from vllm_neuron.cache.key import TraceKey, abi_digest
 from vllm_neuron.cache.manifest import Manifest, ManifestError, parse_manifest
 from vllm_neuron.cache.manifest_folder import ManifestFolder
+from vllm_neuron.cache.metadata import Metadata
 from vllm_neuron.cache.remote import RemoteTier
 from vllm_neuron.errors import CacheError
 
@@ -23,6 +25,7 @@ logger = logging.getLogger("vllm.neuron.cache")
 # How many manifests are read to find the one that differs least.
 _NEAREST_LIMIT = 64
 _FIELDS_SHOWN = 5
+_STREAMS = 8
 
 
 @dataclass(frozen=True)
@@ -69,19 +72,60 @@ class ManifestStore:
         except OSError as error:
             logger.info("The manifest of %s can't be kept in %s: %s", manifest.graph, self.root, error)
 
-    def publish(self, manifest: Manifest) -> None:
-        """Store a manifest in every remote tier that takes any. Raises ``CacheError`` where one can't be."""
-        data = manifest.to_bytes()
+    def adopt(self, key: str, data: bytes) -> bool:
+        """Keep the bytes of a manifest from elsewhere, unless a good one of its key is here; whether they are new.
+
+        Raises ``ManifestError`` where they are no manifest of ``key``, ``CacheError`` where nothing can be stored.
+        """
+        manifest = parse_manifest(data, key)
+        if self._checked(key, str(self.root), self._local) is not None:
+            return False
+        self.problems.pop(key, None)
+        try:
+            self._local.write(key, manifest.to_bytes())
+        except OSError as error:
+            raise CacheError(f"the manifest {key} can't be stored in {self.root}: {error}") from error
+        return True
+
+    def local_of(self, entries: Iterable[Metadata]) -> list[Manifest]:
+        """The manifests of this machine whose artifact is one of ``entries``, by key."""
+        modules = {_module_of(entry) for entry in entries}
+        found = (self._checked(key, str(self.root), self._local) for key in sorted(self._local.keys()))
+        return [manifest for manifest in found if manifest is not None and _module(manifest) in modules]
+
+    def fetch_of(self, entries: Iterable[Metadata]) -> list[str]:
+        """Keep those of the remote tiers whose artifact is one of ``entries``; return the keys of the new ones.
+
+        Raises ``CacheError`` where a remote tier can't be listed, or where nothing can be stored.
+        """
+        modules, here = {_module_of(entry) for entry in entries}, set(self._local.keys())
+        new: set[str] = set()
+        for remote in self._remotes:
+            wanted = [key for key in remote.manifest_keys() if key not in here]
+            with ThreadPoolExecutor(_STREAMS) as pool:
+                found = list(pool.map(functools.partial(self._checked, place=remote.name, tier=remote), wanted))
+            fitting = (one for one in found if one is not None and _module(one) in modules)
+            new.update(one.key for one in fitting if self.adopt(one.key, one.to_bytes()))
+        return sorted(new)
+
+    def publish(self, manifest: Manifest) -> bool:
+        """Store a manifest in every remote tier that takes any; whether one lacked it.
+
+        Raises ``CacheError`` where one can't be stored.
+        """
+        data, landed = manifest.to_bytes(), False
         for remote in self._remotes:
             if remote.read_only:
                 continue
             try:
                 if self._read(manifest.key, remote) != data:
                     remote.write_manifest(manifest.key, data)
+                    landed = True
             except (OSError, CacheError) as error:
                 raise CacheError(
                     f"the manifest of {manifest.graph} can't be published to {remote.name}: {error}"
                 ) from error
+        return landed
 
     def nearest_difference(self, key: TraceKey, graph: str, model: str) -> str | None:
         """What differs between ``key`` and the manifest of the same graph that comes nearest; None without one.
@@ -132,6 +176,15 @@ def _keys(remote: RemoteTier) -> list[str]:
         return remote.manifest_keys()
     except (OSError, CacheError):
         return []
+
+
+def _module(manifest: Manifest) -> tuple[str, str, str]:
+    return manifest.module_sha256, manifest.module_format, abi_digest(manifest.module.abi)
+
+
+def _module_of(entry: Metadata) -> tuple[str, str, str]:
+    parts = entry.key_parts
+    return parts["module"], parts["module_format"], parts["abi"]
 
 
 def _changed(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:

@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_neuron import digests
@@ -31,6 +31,7 @@ from vllm_neuron.cache.object_store import ObjectStore
 from vllm_neuron.cache.progress import Progress
 from vllm_neuron.cache.retry import retried
 from vllm_neuron.cache.steps import Step
+from vllm_neuron.cache.stored import Stored
 from vllm_neuron.errors import CacheError, DamagedEntryError
 
 logger = logging.getLogger("vllm.neuron.cache")
@@ -133,17 +134,17 @@ class ObjectRemote:
 
     def manifest_keys(self) -> list[str]:
         """See ``RemoteTier``."""
-        found = sorted(self._store.find().items(), key=lambda item: item[1], reverse=True)
+        found = sorted(self._store.find().items(), key=lambda item: item[1].when, reverse=True)
         return [key for path, _ in found if (key := manifest_key(path)) is not None]
 
     def abandoned(self) -> dict[str, float]:
         """Uploads that no marker names, as ``key/upload``, with the time of their last object in Unix seconds."""
         uploads: dict[str, float] = {}
-        for path, when in self._store.find().items():
+        for path, one in self._store.find().items():
             parts = path.split("/")
             if len(parts) == 3 and is_key(parts[0]):
                 name = f"{parts[0]}/{parts[1]}"
-                uploads[name] = max(uploads.get(name, 0.0), when)
+                uploads[name] = max(uploads.get(name, 0.0), one.when)
         markers = {key: self._marker(key) for key in {name.split("/")[0] for name in uploads}}
         named = {f"{key}/{marker.upload}" for key, marker in markers.items() if marker is not None}
         return {name: when for name, when in uploads.items() if name not in named}
@@ -152,6 +153,31 @@ class ObjectRemote:
         """Remove an upload, named as by ``abandoned``."""
         key, _, upload = name.partition("/")
         self._store.remove(f"{checked_key(key)}/{upload}")
+
+    def stored(self, progress: Progress | None = None) -> dict[str, Stored]:
+        """See ``RemoteTier``. Bytes are those of all uploads of a key."""
+        sizes: dict[str, int] = {}
+        markers: dict[str, Stored] = {}
+        for path, one in self._store.find().items():
+            key, _, rest = path.partition("/")
+            sizes[key] = sizes.get(key, 0) + one.bytes
+            if rest == MARKER and is_key(key):
+                markers[key] = one
+        return {key: replace(one, bytes=sizes[key]) for key, one in sorted(markers.items())}
+
+    def remove(self, key: str, seen: Stored) -> bool:
+        """See ``RemoteTier``. A publisher who replaces the marker between the last look and its removal loses it."""
+        if self.read_only:
+            raise CacheError(f"the remote cache {self.name} is read-only")
+        marker = self._marker(checked_key(key))
+        if marker is None or marker.version != seen.version:
+            return False
+        self._store.remove(f"{key}/{MARKER}")
+        steps.reached(Step.HIDDEN)
+        if marker.upload:
+            self.discard(f"{key}/{marker.upload}")
+        steps.reached(Step.REMOTE_REMOVED)
+        return True
 
     def trim(self) -> int:
         """See ``RemoteTier``. An upload that no marker names is a dead publisher's once it is a day old."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from vllm_neuron.cache.stored import Stored
 from vllm_neuron.errors import ConfigError
 
 _CONNECT_SECONDS, _READ_SECONDS = 5, 20
@@ -82,14 +83,14 @@ class ObjectStore:
         except FileNotFoundError:
             return
 
-    def find(self) -> dict[str, float]:
-        """Every object's path, with the time at which it was stored, in Unix seconds; 0 where that is unknown."""
+    def find(self) -> dict[str, Stored]:
+        """Every object by its path. A time is 0, and a version is '', where the store does not tell them."""
         try:
             found = self._call(lambda store: store.find(self._root, detail=True))
         except FileNotFoundError:
             return {}
         base = len(self._full(""))
-        return {path.lstrip("/")[base:]: _time(info) for path, info in found.items()}
+        return {path.lstrip("/")[base:]: _stored(info) for path, info in found.items()}
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}"
@@ -124,6 +125,7 @@ def _code(error: OSError) -> str:
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
-def _time(info: dict[str, Any]) -> float:
+def _stored(info: dict[str, Any]) -> Stored:
     when = info.get("LastModified") or info.get("created") or info.get("updated") or info.get("last_modified")
-    return float(when.timestamp()) if when is not None else 0.0
+    seconds = float(when.timestamp()) if when is not None else 0.0
+    return Stored(int(info.get("size") or 0), seconds, str(info.get("ETag", "")))

@@ -12,6 +12,7 @@ from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.guard import Guarded
 from vllm_neuron.cache.metadata import Metadata
 from vllm_neuron.cache.progress import Progress
+from vllm_neuron.cache.stored import Stored
 from vllm_neuron.errors import ConfigError
 
 SEPARATOR = ","
@@ -67,6 +68,12 @@ class RemoteTier(Protocol):
 
     def manifest_keys(self) -> list[str]:
         """Trace keys of the manifests, the newest first where the store can tell."""
+
+    def stored(self, progress: Progress | None = None) -> dict[str, Stored]:
+        """What there is of each finished entry, by key. ``progress`` gets the bytes of what has been seen."""
+
+    def remove(self, key: str, seen: Stored) -> bool:
+        """Remove an entry: out of sight in one step, then its files. False where it is not the one that was seen."""
 
     def trim(self) -> int:
         """Remove what publishers who died left behind, where that can be told; return how many things went."""

@@ -44,6 +44,9 @@ class Step(Enum):
     REMOVING = "an entry has been moved out of sight"
     CLAIMS_READ_AGAIN = "nobody has begun to use it in the meantime"
     REMOVED = "an entry has been removed"
+    # Remove from a remote tier
+    HIDDEN = "an entry is out of sight, its files are there"
+    REMOTE_REMOVED = "its files are gone"
 
 
 _observer: Callable[[Step], object] | None = None

@@ -111,6 +111,10 @@ class TieredCache:
         names = [self.local.name] if self.local.lookup(key) is not None else []
         return names + [remote.name for remote in self.remotes if _metadata(remote, key) is not None]
 
+    def keys_of(self, remote: RemoteTier) -> list[str]:
+        """Keys of a remote tier's entries; none, and a warning, where it can't be listed."""
+        return _keys(remote)
+
     def publish_remote(self, entry: Entry) -> bool:
         """Store an entry in every remote tier that takes any. True if ours landed in one; False if all had it.
 
@@ -138,7 +142,7 @@ class TieredCache:
         local = [self.local.lookup(key) for key in self.local.keys()]
         candidates = [(self.local.name, entry.metadata) for entry in local if entry is not None]
         for remote in self.remotes:
-            found = [_metadata(remote, key) for key in _keys(remote)]
+            found = [_metadata(remote, key) for key in self.keys_of(remote)]
             candidates.extend((remote.name, metadata) for metadata in found if metadata is not None)
         return nearest(parts, provenance, candidates, limit)
 

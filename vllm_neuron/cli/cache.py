@@ -15,9 +15,8 @@ from rich.table import Table
 from vllm_neuron.cache import index
 from vllm_neuron.cache.entry import Entry, EntryState, examine
 from vllm_neuron.cache.http_remote import INDEX
-from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.cli import cache_explain, cache_gc, cache_move
-from vllm_neuron.cli.keys import Json, Keys, full_keys
+from vllm_neuron.cli.keys import Json, Keys, full_keys, open_cache
 from vllm_neuron.errors import CacheError, ConfigError
 
 _WIDEST = 1000
@@ -28,11 +27,11 @@ app = typer.Typer(help="Look after the compile cache.", no_args_is_help=True)
 @app.command("list")
 def list_entries(as_json: Json = False) -> None:
     """List the entries of the local tier, and the keys that only a remote tier has."""
-    cache = TieredCache.from_environment()
+    cache = open_cache()
     rows = [_row(entry) for key in cache.local.keys() if (entry := cache.local.lookup(key)) is not None]
     known = {row["key"] for row in rows}
     for remote in cache.remotes:
-        rows += [{"key": key, "tier": remote.name} for key in remote.keys() if key not in known]
+        rows += [{"key": key, "tier": remote.name} for key in cache.keys_of(remote) if key not in known]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -53,7 +52,7 @@ def list_entries(as_json: Json = False) -> None:
 @app.command()
 def show(key: Annotated[str, typer.Argument(help="A key, or the first digits of one.")], as_json: Json = True) -> None:
     """Print everything that an entry says about itself, as JSON."""
-    cache = TieredCache.from_environment()
+    cache = open_cache()
     (full,) = full_keys(cache, [key])
     found = cache.lookup(full)
     if found is None:
@@ -64,11 +63,14 @@ def show(key: Annotated[str, typer.Argument(help="A key, or the first digits of 
 @app.command()
 def verify(keys: Keys = None, as_json: Json = False) -> None:
     """Check every file of the local tier's entries against its digest. Exits with 1 if one is not as it should be."""
-    cache = TieredCache.from_environment()
+    cache = open_cache()
     results = []
     for key in full_keys(cache, keys) if keys else cache.local.keys():
-        found = examine(cache.local.root / key, key)
-        results.append({"key": key, "state": found.state.value, "reason": found.reason})
+        try:
+            found = examine(cache.local.root / key, key)
+            results.append({"key": key, "state": found.state.value, "reason": found.reason})
+        except OSError as error:
+            results.append({"key": key, "state": "unknown", "reason": f"it can't be read: {error}"})
     if as_json:
         typer.echo(json.dumps(results, indent=2))
     else:

@@ -11,7 +11,7 @@ from vllm_neuron.cache import misses
 from vllm_neuron.cache.key import is_key
 from vllm_neuron.cache.misses import Miss
 from vllm_neuron.cache.tiers import TieredCache
-from vllm_neuron.cli.keys import Json
+from vllm_neuron.cli.keys import Json, open_cache
 from vllm_neuron.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Say where an entry is; or, for one that a strict start missed, what is nearest, what differs, and what to run."""
-    cache = TieredCache.from_environment()
+    cache = open_cache()
     recorded = list(misses.recorded(cache.local))
     miss = next((one for one in recorded if one.key.startswith(what) or one.provenance.get("graph") == what), None)
     key = miss.key if miss is not None else what if is_key(what) else None

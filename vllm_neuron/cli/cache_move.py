@@ -1,10 +1,11 @@
-"""``vllm-neuron cache push|pull|pack|unpack``: entries from one place to another."""
+"""``vllm-neuron cache push|pull|pack|unpack``: entries and their manifests, from one place to another."""
 
 from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,53 +13,69 @@ import typer
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from vllm_neuron import envs
 from vllm_neuron.cache import archive
 from vllm_neuron.cache.entry import Entry
-from vllm_neuron.cache.tiers import TieredCache
-from vllm_neuron.cli.keys import Json, Keys, Plan, full_keys, plan_keys
+from vllm_neuron.cache.manifests import ManifestStore
+from vllm_neuron.cache.remote import RemoteTier
+from vllm_neuron.cache.tiers import Found, TieredCache
+from vllm_neuron.cli.keys import Json, Keys, Plan, full_keys, open_cache, plan_keys
 from vllm_neuron.errors import CacheError, ConfigError
 
 _FETCHES = 8
 
 
 def push(keys: Keys = None, plan: Plan = None, as_json: Json = False) -> None:
-    """Publish entries of the local tier to the remote tier: those named, those of a plan, or all."""
+    """Publish entries of the local tier to the remote tier, with their manifests: those named, of a plan, or all."""
     cache = _with_remotes()
-    done = []
-    for entry in _entries(cache, keys, plan):
+    entries, done = _entries(cache, keys, plan), []
+    for entry in entries:
         landed = cache.publish_remote(entry)
         done.append({"key": entry.key, "published": landed, "bytes": entry.metadata.size})
         if not as_json:
             typer.echo(f"{entry.key}  {'published' if landed else 'was there already'}")
+    store = _manifests(cache)
+    manifests = {one.key: store.publish(one) for one in store.local_of(entry.metadata for entry in entries)}
+    _tell_problems(store)
     if as_json:
-        typer.echo(json.dumps({"entries": done, "tiers": _counters(cache)}, indent=2))
+        rows = [{"key": key, "published": landed} for key, landed in manifests.items()]
+        typer.echo(json.dumps({"entries": done, "manifests": rows, "tiers": _counters(cache)}, indent=2))
+    else:
+        typer.echo(f"{len(done)} entries and {len(manifests)} manifests are published")
 
 
 def pull(keys: Keys = None, plan: Plan = None, as_json: Json = False) -> None:
-    """Fetch entries of the remote tier into the local one: those named, those of a plan, or all."""
-    start = time.monotonic()
+    """Fetch entries of the remote tier into the local one, with their manifests: those named, of a plan, or all."""
     columns = (TextColumn("Fetching"), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar:
-        task = bar.add_task("fetch", total=None)
-        cache = _with_remotes(lambda amount: bar.advance(task, amount))
-        wanted = _named(cache, keys, plan)
-        if wanted is None:
-            wanted = sorted({key for remote in cache.remotes for key in remote.keys()})
-        with ThreadPoolExecutor(_FETCHES) as pool:
-            futures = {pool.submit(cache.lookup, key): key for key in wanted}
-            found = {futures[future]: future.result() for future in as_completed(futures)}
+    bar = Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal)
+    task = bar.add_task("fetch", total=None)
+    cache = _with_remotes(lambda amount: bar.advance(task, amount))
+    wanted = _named(cache, keys, plan)
+    if wanted is None:
+        wanted = sorted({key for remote in cache.remotes for key in _all_of(remote)})
+    start = time.monotonic()
+    with bar, ThreadPoolExecutor(_FETCHES) as pool:
+        found = dict(zip(wanted, pool.map(cache.lookup, wanted), strict=True))
+    hits = [hit for _, hit in sorted(found.items()) if hit is not None]
+    for hit in hits:
+        cache.local.check_kept(hit.entry)
+    store = _manifests(cache)
+    manifests, unlisted = _fetch_manifests(store, hits)
     missing = sorted(key for key, hit in found.items() if hit is None)
-    rows = [{"key": key, "tier": hit.source, "fetched": hit.tier == "remote", "bytes": hit.entry.metadata.size}
-            for key, hit in sorted(found.items()) if hit is not None]  # fmt: skip
+    rows = [{"key": hit.entry.key, "tier": hit.source, "fetched": hit.tier == "remote",
+             "bytes": hit.entry.metadata.size} for hit in hits]  # fmt: skip
     if as_json:
-        typer.echo(json.dumps({"entries": rows, "missing": missing, "tiers": _counters(cache)}, indent=2))
+        document = {"entries": rows, "missing": missing, "manifests": manifests, "tiers": _counters(cache)}
+        typer.echo(json.dumps(document, indent=2))
     else:
         for row in rows:
             typer.echo(f"{row['key']}  {'fetched from ' + str(row['tier']) if row['fetched'] else 'was there already'}")
         moved = sum(counters.bytes for counters in cache.counters.values())
         seconds = time.monotonic() - start
-        typer.echo(f"{moved / 2**20:.1f} MiB fetched in {seconds:.1f} s ({moved / 2**20 / seconds:.0f} MiB/s)")
+        rate = f"{moved / 2**20:.1f} MiB fetched in {seconds:.1f} s ({moved / 2**20 / seconds:.0f} MiB/s)"
+        typer.echo(f"{rate}, and {len(manifests)} manifests")
+    _tell_problems(store, *unlisted)
     if missing:
         raise CacheError(f"{len(missing)} keys can't be had from any tier: {', '.join(missing)}")
 
@@ -69,33 +86,65 @@ def pack(
     plan: Plan = None,
     as_json: Json = False,
 ) -> None:
-    """Write entries to one archive: those named, those of a plan, or all of the local tier."""
-    entries = _entries(TieredCache.from_environment(), keys, plan)
-    size = archive.pack(entries, target)
-    document = {"archive": str(target), "entries": [entry.key for entry in entries], "bytes": size}
-    text = f"{len(entries)} entries, {size / 2**20:.1f} MiB, in {target}"
+    """Write entries and their manifests to one archive: those named, those of a plan, or all of the local tier."""
+    cache = open_cache()
+    entries, store = _entries(cache, keys, plan), _manifests(cache)
+    if not entries:
+        raise CacheError(f"there is nothing to pack: the local tier {cache.local.root} is empty")
+    manifests = store.local_of(entry.metadata for entry in entries)
+    _tell_problems(store)
+    size = archive.pack(entries, target, manifests)
+    document = {"archive": str(target), "entries": [entry.key for entry in entries],
+                "manifests": [manifest.key for manifest in manifests], "bytes": size}  # fmt: skip
+    text = f"{len(entries)} entries and {len(manifests)} manifests, {size / 2**20:.1f} MiB, in {target}"
     typer.echo(json.dumps(document, indent=2) if as_json else text)
 
 
 def unpack(
     source: Annotated[Path, typer.Argument(help="An archive that `pack` has written.")], as_json: Json = False
 ) -> None:
-    """Store every entry of an archive in the local tier, each checked before it is visible."""
-    cache = TieredCache.from_environment()
-    done = archive.unpack(source, cache.local)
+    """Store every entry and manifest of an archive on this machine, each checked before it is visible."""
+    cache = open_cache()
+    done = archive.unpack(source, cache.local, _manifests(cache))
     if as_json:
-        typer.echo(json.dumps([{"key": key, "new": new} for key, new in done.items()], indent=2))
+        kinds = {"entries": done.entries, "manifests": done.manifests}
+        rows = {kind: [{"key": key, "new": new} for key, new in found.items()] for kind, found in kinds.items()}
+        typer.echo(json.dumps(rows, indent=2))
         return
-    for key, new in done.items():
+    for key, new in done.entries.items():
         typer.echo(f"{key}  {'stored' if new else 'was there already'}")
-    typer.echo(f"{len(done)} entries in {cache.local.root}")
+    typer.echo(f"{len(done.entries)} entries and {len(done.manifests)} manifests, in {cache.local.root.parent}")
+
+
+def _manifests(cache: TieredCache) -> ManifestStore:
+    return ManifestStore(Path(envs.get_neuron_precompile_cache_dir()), cache.remotes)
+
+
+def _fetch_manifests(store: ManifestStore, hits: Sequence[Found]) -> tuple[list[str], list[str]]:
+    """Keys of manifests that are new here, and why there may be more: what they spare is time, and not to be had."""
+    try:
+        return store.fetch_of(hit.entry.metadata for hit in hits), []
+    except (OSError, CacheError) as error:
+        return [], [f"manifests can't be fetched: {error}"]
+
+
+def _tell_problems(store: ManifestStore, *more: str) -> None:
+    for problem in (*store.problems.values(), *more):
+        typer.echo(f"warning: {problem}", err=True)
 
 
 def _with_remotes(on_bytes: Any = lambda amount: None) -> TieredCache:
-    cache = TieredCache.from_environment(on_bytes)
+    cache = open_cache(on_bytes)
     if not cache.remotes:
         raise ConfigError("there is no remote tier: set NEURON_LIBTORCH_REMOTE_CACHE to a folder that machines share")
     return cache
+
+
+def _all_of(remote: RemoteTier) -> list[str]:
+    try:
+        return remote.keys()
+    except OSError as error:
+        raise CacheError(f"the entries of {remote.name} can't be listed: {error}") from error
 
 
 def _named(cache: TieredCache, keys: list[str] | None, plan: Path | None) -> list[str] | None:

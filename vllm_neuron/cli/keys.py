@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from vllm_neuron import envs
 from vllm_neuron.cache.key import is_key
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import ConfigError
@@ -21,6 +23,13 @@ Plan = Annotated[
 _SHOWN = 5
 
 
+def open_cache(on_bytes: Callable[[int], object] = lambda amount: None) -> TieredCache:
+    """The cache that the variables describe. Raises :class:`ConfigError` where they turn it off."""
+    if envs.DISABLE_COMPILE_CACHE.get():
+        raise ConfigError(f"{envs.DISABLE_COMPILE_CACHE.name}=1 turns the cache off; unset it to look after the cache")
+    return TieredCache.from_environment(on_bytes)
+
+
 def full_keys(cache: TieredCache, given: list[str]) -> list[str]:
     """Full keys for what was typed. Raises :class:`ConfigError` where the first digits fit no key, or several."""
     full = []
@@ -30,7 +39,7 @@ def full_keys(cache: TieredCache, given: list[str]) -> list[str]:
             full.append(text)
             continue
         if known is None:
-            known = {*cache.local.keys(), *(key for remote in cache.remotes for key in remote.keys())}
+            known = {*cache.local.keys(), *(key for remote in cache.remotes for key in cache.keys_of(remote))}
         matches = sorted(key for key in known if key.startswith(text)) if text else []
         if not matches:
             raise ConfigError(f"{text!r} is not the beginning of any key; `vllm-neuron cache list` lists them")

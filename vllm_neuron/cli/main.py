@@ -46,7 +46,7 @@ def main() -> None:
         app()
     except ConfigError as error:
         fail(error, 2)
-    except NeuronError as error:
+    except (NeuronError, OSError) as error:
         fail(error, 1)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from vllm_neuron import __version__, envs
 from vllm_neuron.routes import Route, current_route
 from vllm_neuron.serve.buckets import Bucket
+from vllm_neuron.serve.trace_key import stable
 from vllm_neuron.targets import Target
 
 _PACKAGES = ("torch", "transformers", "vllm", "torch-mlir")
@@ -18,7 +19,7 @@ _PACKAGES = ("torch", "transformers", "vllm", "torch-mlir")
 
 def provenance(vllm_config: Any, bucket: Bucket) -> dict[str, Any]:
     """Model, bucket, sizes and versions behind one graph."""
-    model, scheduler = vllm_config.model_config, vllm_config.scheduler_config
+    model, scheduler, cache = vllm_config.model_config, vllm_config.scheduler_config, vllm_config.cache_config
     return {
         "graph": bucket.name,
         "model": model.model,
@@ -27,8 +28,13 @@ def provenance(vllm_config: Any, bucket: Bucket) -> dict[str, Any]:
         "max_model_len": model.max_model_len,
         "max_num_seqs": scheduler.max_num_seqs,
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-        "block_size": vllm_config.cache_config.block_size,
+        "block_size": cache.block_size,
+        "num_gpu_blocks_override": cache.num_gpu_blocks_override,
+        "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
+        "gpu_memory_utilization": cache.gpu_memory_utilization,
         "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
+        "route": current_route().value,
+        "config": _config(model.hf_config),
         "versions": {"vllm-neuron": __version__, **{name: _version(name) for name in _PACKAGES}},
     }
 
@@ -45,6 +51,12 @@ def compile_command(vllm_config: Any, target: Target) -> str:
         "--optimization-level": int(vllm_config.optimization_level),
         "--target": target.name,
     }
+    if (size := vllm_config.parallel_config.tensor_parallel_size) > 1:
+        options["--tensor-parallel-size"] = size
+    if target.memory_bytes is not None:
+        options["--gpu-memory-utilization"] = cache.gpu_memory_utilization
+    if isinstance(model.hf_overrides, dict) and model.hf_overrides:
+        options["--hf-overrides"] = json.dumps(model.hf_overrides)
     if cache.num_gpu_blocks_override is not None:
         options["--num-gpu-blocks-override"] = cache.num_gpu_blocks_override
     if cache.kv_cache_memory_bytes is not None:
@@ -64,6 +76,11 @@ def compile_command(vllm_config: Any, target: Target) -> str:
     for option, value in options.items():
         words += [option, str(value)]
     return shlex.join(words)
+
+
+def _config(hf_config: Any) -> Any:
+    """The model's configuration as plain JSON, which has no infinity."""
+    return json.loads(json.dumps(stable(hf_config.to_dict()), default=str), parse_constant=str)
 
 
 def _version(package: str) -> str:

@@ -84,7 +84,7 @@ class TraceKeys:
     def __init__(self, vllm_config: Any, digests: SourceDigests) -> None:
         self._common = {
             "format": str(MANIFEST_VERSION),
-            "model": _json(_stable(vllm_config.model_config.hf_config.to_dict())),
+            "model": _json(stable(vllm_config.model_config.hf_config.to_dict())),
             "text_model": _text_model(vllm_config.model_config),
             "remote_code": _remote_code(vllm_config.model_config, digests),
             "model_sources": _model_sources(vllm_config.model_config, digests),
@@ -132,7 +132,7 @@ def _text_model(model_config: Any) -> str:
     """The part of a composite configuration that is the language model."""
     if model_config.hf_text_config is model_config.hf_config:
         return ""
-    return _json(_stable(model_config.hf_text_config.to_dict()))
+    return _json(stable(model_config.hf_text_config.to_dict()))
 
 
 def _remote_code(model_config: Any, digests: SourceDigests) -> str:
@@ -201,12 +201,12 @@ def _environment() -> dict[str, str]:
     return {name: os.environ[name] for name in sorted(names) if name in os.environ}
 
 
-def _stable(value: Any) -> Any:
+def stable(value: Any) -> Any:
     """A configuration without what transformers notes about itself and about where it read it."""
     if isinstance(value, Mapping):
-        return {str(key): _stable(item) for key, item in value.items() if key not in _VOLATILE}
+        return {str(key): stable(item) for key, item in value.items() if key not in _VOLATILE}
     if isinstance(value, list | tuple):
-        return [_stable(item) for item in value]
+        return [stable(item) for item in value]
     return value
 
 
