@@ -67,6 +67,15 @@ INDEXING: dict[str, Case] = {
     "scatter_add": (lambda c, i, k: c.scatter_add(1, i, k), (f32(4, 8), below(8, 4, 2), f32(4, 2))),
     "slice_scatter": (lambda a, b: torch.slice_scatter(a, b, 1, 2, 6), (f32(4, 8), f32(4, 4))),
     "slice_scatter step": (lambda a, b: torch.slice_scatter(a, b, 1, 1, 8, 2), (f32(4, 8), f32(4, 4))),
+    "slice_scatter open": (
+        lambda a, b: (
+            torch.slice_scatter(a, b, 1, step=2),
+            torch.slice_scatter(a, b[:, :3], 1, -7, -1, 2),
+            torch.slice_scatter(a, b, 1, -4, 99),
+            torch.slice_scatter(a, b[:, :0], 1, 6, 2),
+        ),
+        (f32(4, 8), f32(4, 4)),
+    ),
     "select_scatter": (lambda a, b: torch.select_scatter(a, b, 1, 2), (f32(4, 8), f32(4))),
     "gather": (lambda a, i: torch.gather(a, 1, i), (f32(4, 8), below(8, 4, 3))),
     "take_along_dim": (lambda a, i: torch.take_along_dim(a, i, 1), (f32(4, 8), below(8, 4, 3))),
