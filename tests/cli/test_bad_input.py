@@ -88,6 +88,44 @@ def test_a_remote_cache_that_can_not_be_one(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("folder", "is a folder. Name a file in it"),
+        ("absent/report.json", "there is no folder"),
+        ("file/report.json", "there is no folder"),
+    ],
+)
+def test_a_report_that_can_not_be_written_is_told_before_anything_is_compiled(
+    model: str, tmp_path: Path, name: str, says: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    cache = {"VLLM_CACHE_ROOT": str(tmp_path / "cache")}
+    (error,) = errors(run([VLLM_NEURON, "compile", model, "--report", str(tmp_path / name)], cache))
+    assert f"--report {tmp_path / name}" in error
+    assert says in error
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "says"),
+    [
+        ("compile", ["--max-model-len", "0"], "max_model_len must be a positive integer"),
+        ("plan", ["--max-num-seqs", "-1"], "max_num_seqs: Input should be greater than or equal to 1"),
+        ("compile", ["--hf-overrides", '{"vocab_size": "many"}'], "Field 'vocab_size' expected int, got str"),
+        ("compile", ["--config", "absent.yaml"], "absent.yaml"),
+        ("compile", ["--max-model-len", "128", "--max-num-batched-tokens", "16", "--no-enable-chunked-prefill"],
+         "max_num_batched_tokens (16) is smaller than max_model_len (128)"),
+        ("compare", ["--additional-config", "{neuron_config"], "additional_config"),
+    ],
+)  # fmt: skip
+def test_what_vllm_refuses_is_one_line_too(model: str, command: str, options: list[str], says: str) -> None:
+    (error,) = errors(run([VLLM_NEURON, command, model, *options], {}))
+    assert "vLLM does not accept this configuration: " in error
+    assert says in error
+
+
+@pytest.mark.parametrize(
     ("variables", "options", "says"),
     [
         ({"VLLM_NEURON_CPU_COMPILE": "1"}, [], "VLLM_NEURON_CPU_COMPILE needs a target to compile for"),
@@ -97,24 +135,6 @@ def test_a_remote_cache_that_can_not_be_one(model: str, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_vllm_serve_tells_in_one_line_too(model: str, variables: dict[str, str], options: list[str], says: str) -> None:
     (error,) = errors(run([VLLM, "serve", model, *options], variables))
-    assert says in error
-
-
-def test_a_report_that_can_not_be_written(model: str, tmp_path: Path) -> None:
-    (error,) = errors(run([VLLM_NEURON, "compile", model, "--report", str(tmp_path / "none" / "report.json")], {}))
-    assert f"{tmp_path / 'none'} is not a folder that can be written to" in error
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--max-model-len", "128", "--max-num-batched-tokens", "16", "--no-enable-chunked-prefill"],
-         "max_num_batched_tokens (16) is smaller than max_model_len (128)"),
-        (["--additional-config", "{neuron_config"], "additional_config"),
-    ],
-)  # fmt: skip
-def test_what_vllm_refuses_is_told_in_one_line_too(model: str, options: list[str], says: str) -> None:
-    (error,) = errors(run([VLLM_NEURON, "compile", model, *options], {}))
     assert says in error
 
 

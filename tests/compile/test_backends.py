@@ -79,6 +79,12 @@ class TestOutputs:
     def test_layout_of_results(self) -> None:
         assert_as_eager(lambda x: ((x * 2).t(), (x * 2)[:, None].expand(6, 3, 4), (x + 1).view(4, 6)), X)
 
+    def test_parts_of_results(self) -> None:
+        assert_as_eager(lambda x: ((x + 1).chunk(2, 1), (x + 2).unbind(1), (x * 2).split(4)[1]), X)
+
+    def test_parts_of_a_mutated_input(self) -> None:
+        assert_as_eager(lambda x: [part.mul_(2) for part in x.split(2)], X)
+
     def test_scalars_and_empty_tensors(self) -> None:
         assert_as_eager(lambda s, e: (s + 1, s * s, e + 1, e.sum(), torch.cat([e, e + 1])), X[0, 1], X[:0])
 

@@ -67,6 +67,15 @@ INDEXING: dict[str, Case] = {
     "scatter_add": (lambda c, i, k: c.scatter_add(1, i, k), (f32(4, 8), below(8, 4, 2), f32(4, 2))),
     "slice_scatter": (lambda a, b: torch.slice_scatter(a, b, 1, 2, 6), (f32(4, 8), f32(4, 4))),
     "slice_scatter step": (lambda a, b: torch.slice_scatter(a, b, 1, 1, 8, 2), (f32(4, 8), f32(4, 4))),
+    "slice_scatter open": (
+        lambda a, b: (
+            torch.slice_scatter(a, b, 1, step=2),
+            torch.slice_scatter(a, b[:, :3], 1, -7, -1, 2),
+            torch.slice_scatter(a, b, 1, -4, 99),
+            torch.slice_scatter(a, b[:, :0], 1, 6, 2),
+        ),
+        (f32(4, 8), f32(4, 4)),
+    ),
     "select_scatter": (lambda a, b: torch.select_scatter(a, b, 1, 2), (f32(4, 8), f32(4))),
     "gather": (lambda a, i: torch.gather(a, 1, i), (f32(4, 8), below(8, 4, 3))),
     "take_along_dim": (lambda a, i: torch.take_along_dim(a, i, 1), (f32(4, 8), below(8, 4, 3))),
@@ -145,6 +154,23 @@ ATTENTION: dict[str, Case] = {
     "baddbmm": (torch.baddbmm, (f32(2, 3, 5), f32(2, 3, 4), f32(2, 4, 5))),
     "addmm alpha": (lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2.0), (f32(3, 5), f32(3, 4), f32(4, 5))),
     "outer": (torch.outer, (f32(3), f32(4))),
+    "truth matmul": (
+        lambda a, m: (
+            m.float() @ a,
+            a.t() @ (m.t() > 0).double().float(),
+            m.long() @ m.t().long(),
+            m.bfloat16() @ m.t().bfloat16(),
+        ),
+        (f32(8, 3), f32(4, 8) > 0),
+    ),
+    "unsigned matmul": (
+        lambda a, b: (a.float() @ b.float(), a.int() @ b.int(), a.float() @ b.float()[:, 1], a @ b),
+        (below(255, 4, 8).to(torch.uint8), below(255, 8, 3).to(torch.uint8)),
+    ),
+    "unsigned convolution": (
+        lambda a, w: F.conv1d((a > 128).float(), w) + F.conv1d(a.float(), w),
+        (below(255, 1, 4, 8).to(torch.uint8), torch.ones(6, 4, 3)),
+    ),
     "integer matmul": (lambda a, b: torch.matmul(a.int(), b.int()), (below(9, 4, 8) - 4, below(9, 8, 3) - 4)),
     "int8 weights": (lambda q, s: q.float() * s, ((below(255, 4, 16) - 127).to(torch.int8), f32(16))),
     "conv1d": (lambda a, w: F.conv1d(a, w, padding=1), (f32(1, 4, 8), f32(6, 4, 3))),
@@ -180,6 +206,10 @@ REDUCTION_AND_ORDER: dict[str, Case] = {
     "max ints": (lambda a: (a.max(-1), a.min(0)), (below(100, 4, 5),)),
     "cumsum": (lambda a: (a.cumsum(-1), a.cumsum(0)), (X,)),
     "cumsum ints": (lambda a: (a.cumsum(0), a.int().cumsum(0)), (below(9, 4, 3),)),
+    "cumsum in 8 and 16 bits": (
+        lambda a: [a.cumsum(0, dtype=d) for d in (torch.int8, torch.uint8, torch.bfloat16)],
+        (below(99, 5, 3),),
+    ),
     "cumprod": (lambda a: (a.cumprod(-1), a.cumprod(0)), (X,)),
     "cumprod ints": (lambda a: a.int().cumprod(0), (below(4, 4, 3) + 1,)),
     "sum": (lambda a: (a.sum(), a.sum(0), a.sum((0, 1), keepdim=True), a.mean(-1), a.prod(0)), (X,)),
@@ -246,6 +276,10 @@ ELEMENTWISE: dict[str, Case] = {
     "casts of ints": (
         lambda a: ((a.int() + 1).long(), a.float() / 3, a.bool(), a.to(torch.int8), a.bfloat16()),
         (below(99, 4, 3),),
+    ),
+    "casts of 8 bits": (
+        lambda a, b: (a.bfloat16(), a.half(), b.bfloat16(), b.half(), (b > 128).bfloat16(), (b > 128).half()),
+        ((below(255, 9) - 127).to(torch.int8), below(255, 9).to(torch.uint8)),
     ),
     "cast to bool": (lambda a: (a.bool(), a.bool().int(), a.bool().float()), (SPECIAL,)),
     "fp8": (lambda a: a.to(torch.float8_e4m3fn).float(), (X,)),

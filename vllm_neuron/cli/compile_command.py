@@ -14,7 +14,7 @@ import typer
 from vllm_neuron import envs
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compilers.base import check_compiler, compiler_for
-from vllm_neuron.errors import ConfigError
+from vllm_neuron.errors import ConfigError, NeuronError
 from vllm_neuron.serve.model_folder import check_model_folder
 from vllm_neuron.targets import resolve_target
 
@@ -46,14 +46,17 @@ def compile_model(
     entry_point: For = EntryPoint.SERVER,
 ) -> None:
     """Compile every graph of MODEL without its weights, and publish them. Takes every option of `vllm serve`."""
+    if report is not None:
+        _check_report(report)
     _set(envs.REMOTE_CACHE, remote)
     _set(envs.COMPILE_WORKERS, workers)
-    if report is not None and not os.access(report.absolute().parent, os.W_OK):
-        raise ConfigError(f"--report {report}: {report.absolute().parent} is not a folder that can be written to")
     result = _run(context, model, target, entry_point)
-    if report is not None:
-        result.write(report)
     result.print()
+    if report is not None:
+        try:
+            result.write(report)
+        except OSError as error:
+            raise NeuronError(f"The report can't be written: {error}") from error
     sys.exit(result.exit_code)
 
 
@@ -77,6 +80,16 @@ def plan(
     else:
         result.print()
     sys.exit(result.exit_code if check else 0)
+
+
+def _check_report(path: Path) -> None:
+    """Raises :class:`ConfigError` where no file can be written at ``path``: before anything is compiled."""
+    if path.is_dir():
+        raise ConfigError(f"--report {path} is a folder. Name a file in it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--report {path}: there is no folder {path.parent}. Make it, or name a file elsewhere")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"--report {path} can't be written by this user. Name a file elsewhere")
 
 
 def _set(variable: envs.Variable[Any], value: object) -> None:

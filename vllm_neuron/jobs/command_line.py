@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import pydantic
+from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.usage.usage_lib import UsageContext
@@ -16,11 +18,13 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_neuron import envs
 from vllm_neuron.compilers.base import check_compiler
-from vllm_neuron.errors import ConfigError
+from vllm_neuron.errors import ConfigError, NeuronError
 from vllm_neuron.jobs.compile_only import compile_model
 from vllm_neuron.jobs.report import JobReport
 from vllm_neuron.serve.model_folder import check_dtype_known
 from vllm_neuron.targets import resolve_target
+
+logger = logging.getLogger("vllm.neuron.job")
 
 _USAGE = {"server": UsageContext.OPENAI_API_SERVER, "llm": UsageContext.LLM_CLASS}
 
@@ -31,9 +35,18 @@ def compile_for_targets(model: str, options: Sequence[str], targets: Sequence[st
     A configuration is made per target, because sizes that vLLM derives from memory differ. Exits with 2 on an option
     that vLLM does not know; raises :class:`ConfigError` for a configuration that can't be served.
     """
-    parser = make_arg_parser(FlexibleArgumentParser(prog="vllm-neuron compile"))  # type: ignore[no-untyped-call]
-    arguments = parser.parse_args([model, *options])
-    return compile_arguments(arguments, targets, entry_point)
+    return compile_arguments(parse("vllm-neuron compile", model, options), targets, entry_point)
+
+
+def parse(program: str, model: str, options: Sequence[str]) -> argparse.Namespace:
+    """``model`` and ``options`` as vLLM's server reads them. Exits with 2 on an option that vLLM does not know.
+
+    Raises :class:`ConfigError` for a configuration file that can't be read.
+    """
+    parser = make_arg_parser(FlexibleArgumentParser(prog=program))  # type: ignore[no-untyped-call]
+    with _refusals_in_one_line():
+        arguments: argparse.Namespace = parser.parse_args([model, *options])
+    return arguments
 
 
 def compile_arguments(arguments: argparse.Namespace, targets: Sequence[str], entry_point: str) -> JobReport:
@@ -56,21 +69,38 @@ def compile_arguments(arguments: argparse.Namespace, targets: Sequence[str], ent
 def engine_config(arguments: argparse.Namespace, entry_point: str) -> Any:
     """vLLM's configuration, as its server or ``LLM(...)`` would make it from these arguments.
 
-    Raises :class:`ConfigError` where vLLM refuses to.
+    Raises :class:`ConfigError` for what vLLM refuses.
     """
-    args = AsyncEngineArgs.from_cli_args(arguments)
-    try:
+    with _refusals_in_one_line():
+        args = AsyncEngineArgs.from_cli_args(arguments)
         config = args.create_engine_config(_USAGE[entry_point])
-    except (OSError, ValueError) as error:  # The hub can't be asked, or options contradict one another.
-        raise ConfigError(f"vLLM refuses {arguments.model}: {_told(error)}") from error
     check_dtype_known(config, str(args.dtype))
     return config
 
 
-def _told(error: Exception) -> str:
-    if isinstance(error, pydantic.ValidationError):
-        return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in error.errors())
-    return str(error)
+@contextmanager
+def _refusals_in_one_line() -> Iterator[None]:
+    """What vLLM, pydantic and transformers raise for a value that they do not take, as a ``ConfigError``.
+
+    They raise anything, and all that they are given is the user's.
+    """
+    try:
+        yield
+    except NeuronError:
+        raise
+    except Exception as error:
+        logger.debug("Refused", exc_info=True)
+        raise ConfigError(f"vLLM does not accept this configuration: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """One line; of a ``ValidationError``, each field and what is wrong with it."""
+    if isinstance(error, ValidationError):
+        details = error.errors(include_url=False, include_context=False, include_input=False)
+        text = "; ".join(": ".join([*map(str, detail["loc"]), detail["msg"]]) for detail in details)
+    else:
+        text = str(error) or type(error).__name__
+    return " ".join(text.split())
 
 
 def serve_command(arguments: argparse.Namespace) -> int:

@@ -11,11 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from vllm.config import set_current_vllm_config
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.model_executor.model_loader import get_model
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from vllm_neuron.jobs.command_line import engine_config
+from vllm_neuron.jobs.command_line import engine_config, parse
 from vllm_neuron.jobs.comparison import BucketResult, Comparison, Sizes
 from vllm_neuron.routes import Route, default_level
 from vllm_neuron.serve.accelerator import without_accelerator
@@ -69,8 +67,7 @@ def compare_command(model: str, options: Sequence[str], steps: int) -> Compariso
     Exits with 2 on an option that vLLM does not know; raises :class:`ConfigError` for a configuration that can't be
     served.
     """
-    parser = make_arg_parser(FlexibleArgumentParser(prog="vllm-neuron compare"))  # type: ignore[no-untyped-call]
-    arguments = parser.parse_args([model, *options])
+    arguments = parse("vllm-neuron compare", model, options)
     arguments.model = arguments.model_tag
     return compare(engine_config(arguments, "server"), steps)
 

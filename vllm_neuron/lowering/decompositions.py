@@ -12,6 +12,9 @@ from torch._ops import OpOverload
 
 _aten = torch.ops.aten
 
+# What torch-mlir can't scan in: 8 bits end its process, and IREE lacks the conversion for the other.
+_SCANNED_IN = {torch.int8: torch.int32, torch.uint8: torch.int32, torch.bfloat16: torch.float32}
+
 # Forms with a scalar that torch-mlir lacks.
 _BITWISE = {
     _aten.__and__.Scalar: _aten.bitwise_and.Tensor,
@@ -44,6 +47,7 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
         _aten.topk.default: _topk,
         _aten.sort.stable: _sort_stable,
         _aten.cumprod.default: _cumprod,
+        _aten.cumsum.default: _cumsum,
         _aten.searchsorted.Tensor: _searchsorted,
         _aten.bucketize.Tensor: _bucketize,
         _aten.isfinite.default: _isfinite,
@@ -85,6 +89,14 @@ def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor
         x = x * torch.cat([ones, x.narrow(dim, 0, size - step)], dim)
         step *= 2
     return x
+
+
+def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    dtype = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
+    if dtype not in _SCANNED_IN:
+        return NotImplemented  # It stays the operator that it is.
+    wide = _SCANNED_IN[dtype]
+    return _aten.cumsum.default(x.to(wide), dim, dtype=wide).to(dtype)  # type: ignore[no-any-return]
 
 
 def _searchsorted(

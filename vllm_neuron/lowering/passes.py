@@ -127,11 +127,28 @@ def _replace_unsigned_shift(graph: Graph, node: Node) -> None:
         _replace(graph, node, result)
 
 
+def _close_slice(graph: Graph, node: Node) -> None:
+    """torch-mlir counts, in steps, as far as the end that it is given, which for ``x[::2]`` is the largest integer."""
+    base, source, *slicing = node.args
+    assert isinstance(base, Node)
+    dim, start, end, step = _slicing(*slicing, **node.kwargs)
+    start, end, step = slice(start, end, step).indices(base.meta["val"].shape[dim])
+    if start < end:
+        node.args, node.kwargs = (base, source, dim, start, end, step), {}
+    else:
+        _replace(graph, node, base)
+
+
+def _slicing(dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> tuple[Any, Any, Any, Any]:
+    return dim, start, end, step
+
+
 _REPLACEMENTS: dict[Any, Callable[[Graph, Node], None]] = {
     _aten.index_put.default: _replace_mask,
     _aten._unsafe_index_put.default: _replace_mask,
     _aten.as_strided.default: replace_strided,
     _aten.as_strided_scatter.default: replace_strided,
+    _aten.slice_scatter.default: _close_slice,
     _aten.eq.Tensor: _replace_equality,
     _aten.add.Tensor: _replace_sum_of_truths,
     _aten.bitwise_right_shift.Tensor: _replace_unsigned_shift,

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from vllm_neuron.lowering.stablehlo import recomputed, shape_of
+from vllm_neuron.lowering.stablehlo import element_of, recomputed, shape_of
 
 # Operations whose result can be the same memory as their first operand.
 _VIEWS = frozenset(
@@ -100,6 +100,7 @@ class _Protection:
 
     def run(self) -> None:
         self._fill_gaps()
+        self._widen_factors()
         for output, argument in enumerate(self.aliases):
             chain = self._chain(self.output.operands[output], self.block.arguments[argument])
             if chain is not None and all(self._is_only_reader(scatter, 0) for scatter in chain):
@@ -121,6 +122,16 @@ class _Protection:
                         break
                     if value.owner != self.block and value.owner.name not in _IN_PLACE:
                         pending += _same_memory(value.owner, list(value.owner.results).index(value))
+
+    def _widen_factors(self) -> None:
+        """IREE 3.13 multiplies what a factor was before a conversion, and takes the highest bit for a sign: truth
+        values become 0 and -1 in a product, and bytes above 127 negative. So an unsigned factor is converted before."""
+        for op in list(self.block.operations):
+            operation = op.operation
+            if operation.name in ("stablehlo.dot_general", "stablehlo.convolution"):
+                for index, factor in enumerate(operation.operands):
+                    if _is_unsigned(factor):
+                        operation.operands[index] = self._copy(factor, operation)
 
     def _chain(self, value: Any, argument: Any) -> list[Any] | None:
         """The scatters, last first, that make ``value`` from ``argument``; None if something else does."""
@@ -193,6 +204,16 @@ class _Protection:
         self.copies += 1
         with ir.InsertionPoint(before):
             return recomputed(value, self.copies)
+
+
+def _is_unsigned(value: Any) -> bool:
+    """Whether ``value`` is an unsigned number or a truth value, perhaps converted or seen through views."""
+    while not element_of(value).startswith(("ui", "i1")) or element_of(value) == "i16":
+        operation = value.owner
+        if getattr(operation, "name", "") not in _VIEWS | {"stablehlo.convert"}:
+            return False
+        value = operation.operands[0]
+    return True
 
 
 def _has_gaps(value: Any) -> bool:

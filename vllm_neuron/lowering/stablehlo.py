@@ -162,9 +162,19 @@ def _fold(operation: Any) -> None:
 
 
 def _convert(operation: Any) -> None:
-    """Integers become 16-bit floats by way of 32 bits, as in torch: LLVM would call a function that IREE lacks."""
+    """Integers become 16-bit floats by way of 32 bits, as in torch: LLVM would call a function that IREE lacks.
+
+    It makes one step of two where both are exact, as they are from 8 bits or fewer to bf16, whose bits are the upper
+    half of an f32: those are cut off.
+    """
     source, element = operation.operands[0], element_of(operation.result)
-    if element in ("bf16", "f16") and element_of(source).startswith(("i", "ui")):
+    if element == "bf16" and element_of(source) in ("i1", "i8", "ui8"):
+        shape = shape_of(source)
+        bits = build("stablehlo.bitcast_convert", [tensor_type(shape, "i32")], [convert(source, "f32")]).result
+        upper = build("stablehlo.shift_right_logical", [bits.type], [bits, splat(shape, "i32", 16)]).result
+        result = build("stablehlo.bitcast_convert", [operation.result.type], [convert(upper, "i16")]).result
+        _replace(operation, result)
+    elif element in ("bf16", "f16") and element_of(source).startswith(("i", "ui")):
         _replace(operation, convert(convert(source, "f32"), element))
     else:
         _fold(operation)

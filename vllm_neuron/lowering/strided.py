@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -43,12 +44,23 @@ def replace_strided(graph: Graph, node: Node) -> None:
 
 def storage_root(node: Node) -> Node:
     """The tensor whose storage ``node`` is a view of, or the node itself."""
-    while isinstance(node.target, OpOverload):
-        returns = node.target._schema.returns
-        if not returns or returns[0].alias_info is None:
-            break
-        node = node.all_input_nodes[0]
+    while (viewed := _viewed(node)) is not None:
+        node = viewed
     return node
+
+
+def _viewed(node: Node) -> Node | None:
+    """The tensor that ``node`` is a view of; None if it has storage of its own."""
+    # An operator that gives several tensors is split into them afterwards: ``chunk``, ``unbind``.
+    call: Any = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(call.target, OpOverload):
+        return None
+    returns = call.target._schema.returns
+    # A list of tensors is one result, which speaks for all of them.
+    index: Any = node.args[1] if call is not node and len(returns) > 1 else 0
+    if not returns or returns[index].alias_info is None:
+        return None
+    return call.all_input_nodes[0]  # type: ignore[no-any-return]
 
 
 class _Elements:
