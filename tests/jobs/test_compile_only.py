@@ -7,6 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,10 @@ import psutil
 import pytest
 
 from tests.support.models import make_tiny
+from vllm_neuron.cache.folder_remote import FolderRemote
+from vllm_neuron.cache.gc import Policy, collect
+from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.errors import CacheError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SIZES = ["--dtype", "float32", "--max-model-len", "128", "--max-num-seqs", "2", "--max-num-batched-tokens", "128"]
@@ -146,6 +153,32 @@ def test_a_verifying_job_reports_misses_and_compiles_nothing(site: Site, tmp_pat
     assert [(line["graph"], line["source"]) for line in graphs] == [(graph, "missing") for graph in GRAPHS]
     assert [line["key"] for line in graphs] == [line["key"] for line in site.report["graphs"]]
     assert not list(tmp_path.rglob("*.vmfb"))
+
+
+@pytest.mark.slow
+def test_what_a_job_is_about_to_publish_is_not_collected(site: Site, tmp_path: Path) -> None:
+    """All that is in the local tier may go, again and again, while the job runs."""
+    local, done = LocalTier(tmp_path / "root" / "neuron" / "compile_cache"), threading.Event()
+
+    def collect_all() -> list[str]:
+        kept = []
+        while not done.is_set():
+            with suppress(CacheError):  # While the job has not said yet what it uses.
+                kept += [one.kept for one in collect(local, Policy(keep=()))]
+        return kept
+
+    with ThreadPoolExecutor(1) as pool:
+        collector = pool.submit(collect_all)
+        job = run(
+            [*COMMAND, "compile", str(site.shapes), *SIZES, "--remote", str(tmp_path / "remote")],
+            VLLM_CACHE_ROOT=tmp_path / "root",
+        )
+        done.set()
+        assert "in use" in collector.result()
+    assert job.returncode == 0, job.stdout[-3000:] + job.stderr[-3000:]
+    assert "3 compiled; 3 newly published" in job.stdout
+    assert [one.kept for one in collect(local, Policy(keep=()))] in ([], [""] * 3)
+    assert len(FolderRemote(tmp_path / "remote").keys()) == 3
 
 
 COMPILE_ONLY = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_neuron import envs
+from vllm_neuron.cache.in_use import Claim
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compile.pipeline import Pipeline, Publish
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
@@ -58,7 +60,8 @@ def compile_model(vllm_config: Any, on_line: OnLine | None = None) -> JobReport:
         if on_line is not None:
             on_line(line, len(lines), len(buckets))
 
-    resolve_all(pipeline, _requests(vllm_config, buckets, traced), finished)
+    with _claiming(pipeline) as note:
+        resolve_all(pipeline, map(note, _requests(vllm_config, buckets, traced)), finished)
     report.graphs = [lines[bucket.name] for bucket in buckets]
     report.seconds = time.monotonic() - start
     return report
@@ -75,6 +78,30 @@ def _pipeline(vllm_config: Any, target: Target) -> Pipeline:
         publish=Publish.NONE if strict else Publish.REQUIRED,
         compiler_args=compiler_arguments(vllm_config.additional_config),
     )
+
+
+@contextlib.contextmanager
+def _claiming(pipeline: Pipeline) -> Iterator[Callable[[GraphRequest], GraphRequest]]:
+    """Keeps the entries of requests that were passed through from being removed before they have been published.
+
+    In strict mode nothing is published, and nothing is written for it.
+    """
+    if pipeline.strict:
+        yield lambda request: request
+        return
+    keys: set[str] = set()
+    claim = Claim(pipeline.cache.local)
+    claim.settle(keys)
+
+    def note(request: GraphRequest) -> GraphRequest:
+        keys.add(pipeline.key(request.module).digest)
+        claim.settle(keys)
+        return request
+
+    try:
+        yield note
+    finally:
+        claim.close()
 
 
 def _requests(vllm_config: Any, buckets: list[Bucket], traced: dict[str, TracedGraph]) -> Iterator[GraphRequest]:
