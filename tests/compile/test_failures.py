@@ -26,7 +26,7 @@ INSIDE = (
 )
 DEVICE_MEMORY = (
     "The graph does not fit the device's memory: lower --max-num-seqs, --max-num-batched-tokens or --max-model-len, "
-    "make the KV cache smaller with --kv-cache-memory-bytes, or raise --tensor-parallel-size"
+    "or make the KV cache smaller with --kv-cache-memory-bytes"
 )
 F137 = (
     "[F137] neuronx-cc was forcibly killed - This most commonly occurs due to insufficient system memory. Using a "

@@ -26,12 +26,14 @@ ROUTE_WARNINGS = {
 BACKENDS = (None, "neuron_native", "neuron", "vllm_neuron", "neuron_nativ")
 LEVEL_OPTIONS: dict[int | None, list[str]] = {None: [], 1: ["-O1"], 2: ["-O2"], 3: ["--optimization-level", "3"]}
 OFF_CPU_MODE = {"VLLM_NEURON_CPU_MODE": None}
+COMPILES_FOR_TRN2 = OFF_CPU_MODE | {"VLLM_NEURON_CPU_COMPILE": "1", "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2"}
 
 REFUSED: list[tuple[dict[str, Any], dict[str, str | None], str]] = [
     ({"enable_lora": True}, {}, "LoRA"),
     ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, {}, "Speculative decoding"),
     ({"pipeline_parallel_size": 2}, {}, "Pipeline parallelism"),
-    ({"tensor_parallel_size": 2}, {}, "Tensor parallelism outside of CPU compilation"),
+    ({"tensor_parallel_size": 2}, {}, "Tensor parallelism"),
+    ({"tensor_parallel_size": 2}, COMPILES_FOR_TRN2, "Tensor parallelism"),
     ({"data_parallel_size": 2}, {}, "Data parallelism"),
     ({"kv_cache_dtype": "fp8"}, {}, "A KV cache of another type than the model"),
     ({"cpu_offload_gb": 1.0}, {}, "Weight offloading"),

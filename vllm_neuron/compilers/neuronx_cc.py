@@ -29,7 +29,7 @@ _VERSION_SECONDS = 120  # it loads a large Python package before it answers
 
 _DEVICE_MEMORY = (
     "The graph does not fit the device's memory: lower --max-num-seqs, --max-num-batched-tokens or --max-model-len, "
-    "make the KV cache smaller with --kv-cache-memory-bytes, or raise --tensor-parallel-size"
+    "or make the KV cache smaller with --kv-cache-memory-bytes"
 )
 # What its codes and messages mean for the user.
 _ADVICE = {

@@ -91,12 +91,12 @@ def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor
     return x
 
 
-def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     dtype = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
     if dtype not in _SCANNED_IN:
         return NotImplemented  # It stays the operator that it is.
     wide = _SCANNED_IN[dtype]
-    return _aten.cumsum.default(x.to(wide), dim, dtype=wide).to(dtype)  # type: ignore[no-any-return]
+    return _aten.cumsum.default(x.to(wide), dim, dtype=wide).to(dtype)
 
 
 def _searchsorted(

@@ -22,11 +22,7 @@ REFUSED: tuple[tuple[str, Test, str], ...] = (
     ("LoRA", lambda c: c.lora_config, "Drop --enable-lora, or merge the adapter into the checkpoint"),
     ("Speculative decoding", lambda c: c.speculative_config, "Drop --speculative-config"),
     ("Pipeline parallelism", lambda c: c.parallel_config.pipeline_parallel_size > 1, "Drop --pipeline-parallel-size"),
-    (
-        "Tensor parallelism outside of CPU compilation",
-        lambda c: c.parallel_config.tensor_parallel_size > 1 and not envs.CPU_COMPILE.get(),
-        "Drop --tensor-parallel-size",
-    ),
+    ("Tensor parallelism", lambda c: c.parallel_config.tensor_parallel_size > 1, "Drop --tensor-parallel-size"),
     ("Data parallelism", lambda c: c.parallel_config.data_parallel_size > 1, "Start one server per replica"),
     ("Context parallelism", lambda c: _context_parallel(c.parallel_config), "Drop the context parallel sizes"),
     ("A KV connector", lambda c: c.kv_transfer_config, "Drop --kv-transfer-config"),

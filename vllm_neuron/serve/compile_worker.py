@@ -11,6 +11,7 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from vllm_neuron.errors import CompileError
 from vllm_neuron.serve.kv import kv_bytes_per_block, planned_blocks
+from vllm_neuron.serve.lifetime import end_with_parent
 from vllm_neuron.serve.step import StepModel
 from vllm_neuron.serve.tracing import Tracer
 
@@ -27,6 +28,7 @@ class CompileOnlyWorker(WorkerBase):
 
     def init_device(self) -> None:
         """Compile everything, before vLLM asks for more. Raises :class:`CompileError` where a graph is not there."""
+        end_with_parent()
         report = resolve_obj_by_qualname(_JOB)(self.vllm_config)
         if report.exit_code:
             errors = (f"{line.graph}: {line.error}" for line in report.graphs if line.error)

@@ -70,6 +70,6 @@ def _device_budget(target: Target, usable: float, weight_bytes: int) -> int:
         raise ConfigError(
             f"{target.name} has {usable / GiB:.2f} GiB of usable memory, and the weights take {weight_bytes / GiB:.2f} "
             f"GiB of it: {max(budget, 0) / GiB:.2f} GiB are left for the KV cache, less than "
-            f"{envs.MIN_KV_BUDGET_GIB.name} ({least / GiB:g}). Use a larger --tensor-parallel-size"
+            f"{envs.MIN_KV_BUDGET_GIB.name} ({least / GiB:g}). Use a smaller model, or a target with more memory"
         )
     return int(budget)

@@ -18,7 +18,7 @@ from vllm.platforms.interface import Platform, PlatformEnum
 from vllm_neuron import envs, metrics
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.routes import current_route, log_once, optimization_level
-from vllm_neuron.serve import checks, command_line
+from vllm_neuron.serve import checks, command_line, lifetime
 from vllm_neuron.serve.start_report import note_process_start
 from vllm_neuron.targets import compile_target
 
@@ -165,6 +165,7 @@ class NeuronPlatform(Platform):
             parallel.worker_cls = COMPILE_ONLY_WORKER if envs.CPU_COMPILE.get() else WORKER
         parallel.disable_custom_all_reduce = True
         scheduler.async_scheduling = False
+        lifetime.stop_at_signals()
 
 
 _COMPILE_ONLY = (

@@ -51,8 +51,6 @@ def compile_command(vllm_config: Any, target: Target) -> str:
         "--optimization-level": int(vllm_config.optimization_level),
         "--target": target.name,
     }
-    if (size := vllm_config.parallel_config.tensor_parallel_size) > 1:
-        options["--tensor-parallel-size"] = size
     if target.memory_bytes is not None:
         options["--gpu-memory-utilization"] = cache.gpu_memory_utilization
     if isinstance(model.hf_overrides, dict) and model.hf_overrides:

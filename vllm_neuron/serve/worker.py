@@ -27,6 +27,7 @@ from vllm_neuron.serve.eager import EagerExecutor
 from vllm_neuron.serve.executor import GraphExecutor, allocate
 from vllm_neuron.serve.groups import init_groups
 from vllm_neuron.serve.kv import check_host_memory, kv_bytes_per_block, planned_blocks
+from vllm_neuron.serve.lifetime import end_with_parent
 from vllm_neuron.serve.runner import NeuronRunner
 from vllm_neuron.serve.start_report import StartClock, tell
 from vllm_neuron.serve.step import StepModel, model_inputs
@@ -62,6 +63,7 @@ class NeuronWorker(WorkerBase):
             # Capture workers are forked here: before gloo and IREE have threads.
             with self._clock.phase("recall"):
                 self._graphs = GraphSet(self.vllm_config)
+        end_with_parent()
         init_groups(self.vllm_config, self.rank, self.distributed_init_method, self.local_rank)
         set_random_seed(self.model_config.seed)
 
