@@ -94,9 +94,10 @@ def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor
 def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     dtype = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
     if dtype not in _SCANNED_IN:
-        return NotImplemented  # It stays the operator that it is.
+        return NotImplemented  # type: ignore[no-any-return]  # It stays the operator that it is.
     wide = _SCANNED_IN[dtype]
-    return _aten.cumsum.default(x.to(wide), dim, dtype=wide).to(dtype)  # type: ignore[no-any-return]
+    result: Tensor = _aten.cumsum.default(x.to(wide), dim, dtype=wide).to(dtype)
+    return result
 
 
 def _searchsorted(
