@@ -6,22 +6,49 @@ The engine runs in a process of its own, so its values travel through ``PROMETHE
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 _DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
+_PREFIX = "vllm-neuron-metrics-"
+_LOCKED = "locked"
 _shared: tempfile.TemporaryDirectory[str] | None = None
 
 
 def share() -> None:
-    """Make this process and its children share their metrics. To be called before prometheus_client is imported."""
+    """Make this process and its children share their metrics. To be called before prometheus_client is imported.
+
+    Removes the folders of processes that were killed. A folder is locked while its process or a fork of it is alive.
+    """
     global _shared
-    if not os.environ.get(_DIRECTORY):
-        _shared = tempfile.TemporaryDirectory(prefix="vllm-neuron-metrics-")
-        os.environ[_DIRECTORY] = _shared.name
+    if os.environ.get(_DIRECTORY):
+        return
+    _remove_leftovers(Path(tempfile.gettempdir()))
+    _shared = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+    fcntl.flock(os.open(_shared.name, os.O_RDONLY), fcntl.LOCK_SH)
+    # Only from now on may others take a free lock for a sign that nobody needs the folder.
+    Path(_shared.name, _LOCKED).touch()
+    os.environ[_DIRECTORY] = _shared.name
+
+
+def _remove_leftovers(place: Path) -> None:
+    for folder in place.glob(f"{_PREFIX}*"):
+        # It may be another user's, or be removed by another process at the same time.
+        with contextlib.suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if (folder / _LOCKED).exists():
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 @functools.cache

@@ -138,6 +138,14 @@ def test_vllm_serve_tells_in_one_line_too(model: str, variables: dict[str, str],
     assert says in error
 
 
+@pytest.mark.parametrize("command", ["targets", "doctor"])
+def test_standard_output_that_is_closed_or_full(command: str) -> None:
+    assert "Traceback" not in run(["bash", "-c", f"'{VLLM_NEURON}' {command} >&-"], {}).stderr
+    full = run(["bash", "-c", f"'{VLLM_NEURON}' {command} > /dev/full"], {})
+    assert full.returncode == 1
+    assert full.stderr.splitlines()[-1] == "vllm-neuron: error: [Errno 28] No space left on device"
+
+
 def test_a_misspelt_variable_is_warned_about_with_the_nearest_name(model: str) -> None:
     done = run([VLLM_NEURON, "compile", model, "--target", "nope"], {"VLLM_NEURON_CPU_COMPILER": "1"})
     assert "VLLM_NEURON_CPU_COMPILER is not a known variable, and has no effect." in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -253,6 +254,13 @@ ELEMENTWISE: dict[str, Case] = {
     "hyperbolic": (lambda a: (a.tanh(), a.sinh(), a.sigmoid(), a.erf(), F.softplus(a), F.mish(a), F.elu(a)), (X,)),
     "powers": (lambda a: (a.abs().rsqrt(), a.abs().sqrt(), a.abs() ** 1.5, a**2, 2.0**a, a.reciprocal()), (X,)),
     "pow tensor": (lambda a, b: torch.pow(a.abs() + 0.1, b), (X, f32(4, 16))),
+    "pow of negatives": (
+        lambda a, b: (torch.pow(a[:, None], b), (-2.0) ** b, (-0.5) ** b, 0.0**b, 2.0**b),
+        (
+            torch.tensor([-2.0, -1.0, -0.5, -0.0, 0.0, 1.0, 3.0, -math.inf, math.inf, math.nan]),
+            torch.tensor([0.0, 1.0, 2.0, 3.0, -1.0, -2.0, 0.5, -0.5, math.inf, -math.inf, math.nan]),
+        ),
+    ),
     "rounding": (lambda a: ((a * 3).round(), (a * 3).floor(), (a * 3).ceil(), (a * 3).trunc(), a.frac()), (X,)),
     "round half": (lambda a: (a.round(), a.floor(), a.ceil()), (torch.tensor([0.5, 1.5, -0.5, -1.5, 2.5]),)),
     "clamp": (

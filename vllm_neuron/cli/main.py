@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import typer
 
@@ -42,12 +44,24 @@ def _options(
 
 def main() -> None:
     """Console entry. Exit codes: 0 all there, 1 something is missing or failed, 2 bad arguments."""
+    _open_closed_streams()
     try:
         app()
     except ConfigError as error:
         fail(error, 2)
     except (NeuronError, OSError) as error:
         fail(error, 1)
+    except OSError as error:
+        # A full disk, and standard output may be on it: what is left to be written there is given up.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        fail(error, 1)
+
+
+def _open_closed_streams() -> None:
+    """Let a standard stream that the caller has closed lead nowhere: the next file to be opened would become it."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
 
 
 def fail(error: Exception, code: int) -> None:
