@@ -85,6 +85,7 @@ def settings(cache: Path) -> dict[str, str]:
     return inherited | {
         "VLLM_CACHE_ROOT": str(cache),
         "NEURON_LIBTORCH_REMOTE_CACHE": str(DEMO / "remote"),
+        "VLLM_NEURON_BACKEND": "neuron_native",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "OMP_NUM_THREADS": "1",

@@ -148,6 +148,17 @@ def test_lookup_goes_from_near_to_far_and_fills_the_near(local: LocalTier, remot
     }
 
 
+def test_the_forms_of_one_graph_are_one_look_up(local: LocalTier, remote: FolderRemote) -> None:
+    """A host that can use several targets' artifacts has not missed where it finds the second best."""
+    cache = TieredCache(local, [remote])
+    for tier in ("remote", "local"):
+        found = cache.lookup(OTHER.digest, KEY)
+        assert found is not None
+        assert (found.tier, found.entry.key) == (tier, KEY)
+    counters = {name: (counter.hits, counter.misses) for name, counter in cache.counters.items()}
+    assert counters == {"local": (1, 1), remote.name: (1, 0)}
+
+
 def test_nearer_tier_spares_the_farther_one(local: LocalTier, remote: FolderRemote) -> None:
     local.build(KEY, fill)
     cache = TieredCache(local, [remote])

@@ -155,6 +155,14 @@ def test_a_verifying_job_reports_misses_and_compiles_nothing(site: Site, tmp_pat
     assert not list(tmp_path.rglob("*.vmfb"))
 
 
+def test_a_job_whose_graphs_are_gone_when_it_ends_has_failed(site: Site, tmp_path: Path) -> None:
+    """Without a remote tier, and with a local one that can't be written: not even root may make folders in /proc."""
+    job = run([*COMMAND, "compile", str(site.shapes), *SIZES, "--target", "cpu"], VLLM_CACHE_ROOT="/proc/cache")
+    assert job.returncode == 1, job.stdout[-3000:] + job.stderr[-3000:]
+    assert "3 failed" in job.stdout
+    assert "can't be kept in /proc/cache" in job.stdout
+
+
 @pytest.mark.slow
 def test_what_a_job_is_about_to_publish_is_not_collected(site: Site, tmp_path: Path) -> None:
     """All that is in the local tier may go, again and again, while the job runs."""

@@ -115,6 +115,8 @@ def refuses_writing(error: BaseException, folder: Path) -> bool:
             # Above the folder: where it, or what lacks above it, was to be made.
             if seen.errno in FORBIDDEN and any(p.is_relative_to(folder) or folder.is_relative_to(p) for p in named):
                 return True
+            if seen.errno in (errno.ENOENT, errno.ENOTDIR) and any(folder.is_relative_to(path) for path in named):
+                return True  # No folder can be made there: /proc and its like, or something below a file.
         seen = seen.__cause__ or seen.__context__
     return folder.exists() and is_full(folder)
 

@@ -87,24 +87,21 @@ class TieredCache:
         local = LocalTier(Path(envs.get_neuron_compile_cache_dir()))
         return cls(local, open_remotes(envs.REMOTE_CACHE.get()), on_bytes)
 
-    def lookup(self, key: str) -> Found | None:
-        """The entry of ``key``, verified, from the first tier that has it, or None.
+    def lookup(self, *keys: str) -> Found | None:
+        """The entry of the first of ``keys`` that there is, verified, from the first tier that has it; else None.
 
         From a remote tier it is fetched into the local one, by one process per host; others wait for that one.
-        A remote tier that fails is passed over with a warning.
+        A remote tier that fails is passed over with a warning. All keys together are one look-up: a tier that was
+        asked for them, and did not serve any, has missed once, however often they are looked up.
         """
-        entry = self._from_local(key)
-        if entry is not None:
-            return Found(entry, "local", self.local.name)
-        if not self.remotes:
-            return None
-        with self.lock(key):
-            if (entry := self.local.lookup(key)) is not None:
-                return Found(entry, "local", self.local.name)
-            for remote in self.remotes:
-                if (entry := self._from_remote(remote, key)) is not None:
-                    return Found(entry, "remote", remote.name)
-        return None
+        found = next(filter(None, map(self._find, keys)), None)
+        names = list(self.counters)
+        for name in names if found is None else names[: names.index(found.source)]:
+            asked = {(name, key) for key in keys}
+            if not asked & self._missed:
+                self.counters[name].misses += 1
+            self._missed |= asked
+        return found
 
     def where(self, key: str) -> list[str]:
         """Names of the tiers that have a finished entry of ``key``. Fetches nothing, waits for nobody."""
@@ -146,14 +143,26 @@ class TieredCache:
             candidates.extend((remote.name, metadata) for metadata in found if metadata is not None)
         return nearest(parts, provenance, candidates, limit)
 
+    def _find(self, key: str) -> Found | None:
+        entry = self._from_local(key)
+        if entry is not None:
+            return Found(entry, "local", self.local.name)
+        if not self.remotes:
+            return None
+        with self.lock(key):
+            if (entry := self.local.lookup(key)) is not None:
+                return Found(entry, "local", self.local.name)
+            for remote in self.remotes:
+                if (entry := self._from_remote(remote, key)) is not None:
+                    return Found(entry, "remote", remote.name)
+        return None
+
     def _from_local(self, key: str) -> Entry | None:
         counters = self.counters[self.local.name]
         start = time.perf_counter()
         entry = self.local.lookup(key)
         counters.seconds += time.perf_counter() - start
-        if entry is None:
-            self._count_miss(self.local.name, key)
-        else:
+        if entry is not None:
             counters.hits += 1
         return entry
 
@@ -163,7 +172,6 @@ class TieredCache:
         try:
             metadata = remote.metadata(key)
             if metadata is None:
-                self._count_miss(remote.name, key)
                 return None
             steps.reached(Step.FOUND)
             entry = self.local.build(
@@ -181,11 +189,6 @@ class TieredCache:
         counters.fetches += 1
         counters.bytes += metadata.size
         return entry
-
-    def _count_miss(self, tier: str, key: str) -> None:
-        if (tier, key) not in self._missed:
-            self._missed.add((tier, key))
-            self.counters[tier].misses += 1
 
     def _to_remote(self, remote: RemoteTier, entry: Entry) -> bool:
         try:

@@ -49,7 +49,7 @@ def main() -> None:
         app()
     except ConfigError as error:
         fail(error, 2)
-    except (NeuronError, OSError) as error:
+    except NeuronError as error:
         fail(error, 1)
     except OSError as error:
         # A full disk, and standard output may be on it: what is left to be written there is given up.

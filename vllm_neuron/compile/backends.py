@@ -24,7 +24,7 @@ from torch.fx import GraphModule
 from vllm_neuron import __version__, envs
 from vllm_neuron.cache.entry import Entry
 from vllm_neuron.compile.outputs import View, take_outputs
-from vllm_neuron.compile.pipeline import Pipeline
+from vllm_neuron.compile.pipeline import Pipeline, Source
 from vllm_neuron.compile.specialize import Specializer, is_dynamic
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.lowering.canonical import CanonicalGraph, canonicalize
@@ -37,6 +37,11 @@ from vllm_neuron.targets import compile_target
 logger = logging.getLogger("vllm.neuron.backends")
 
 Compiled = Callable[..., Any]
+_HOW = {
+    Source.LOCAL: "found in the local tier",
+    Source.REMOTE: "fetched from a remote tier",
+    Source.COMPILED: "compiled",
+}
 # Makes the callable for one canonical graph: inputs in the graph's order, to results.
 _Finish = Callable[[CanonicalGraph, Entry], Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]]
 
@@ -150,7 +155,9 @@ def _resolve(graph: CanonicalGraph, route: Route) -> Entry:
         "inputs": [str(spec) for spec in graph.abi.inputs],
         "versions": {"vllm-neuron": __version__, "torch": torch.__version__},
     }
-    return Pipeline.from_environment(default_level(route)).resolve(lower(graph, route), provenance).entry
+    found = Pipeline.from_environment(default_level(route)).resolve(lower(graph, route), provenance)
+    logger.info("A graph of user code has key %s: %s, %.1f s", found.key.digest, _HOW[found.source], found.seconds)
+    return found.entry
 
 
 def _load(graph: CanonicalGraph, entry: Entry) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:

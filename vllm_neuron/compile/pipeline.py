@@ -117,12 +117,12 @@ class Pipeline:
     def lookup(self, module: ModuleIdentity) -> Resolution | None:
         """The best entry that a tier has, or None. Compiles nothing."""
         start = time.monotonic()
-        for target in self.targets:
-            key = self.key(module, target)
-            found = self.cache.lookup(key.digest)
-            if found is not None:
-                return Resolution(key, found.entry, Source(found.tier), target, time.monotonic() - start)
-        return None
+        keys = {key.digest: (key, target) for target in self.targets for key in [self.key(module, target)]}
+        found = self.cache.lookup(*keys)
+        if found is None:
+            return None
+        key, target = keys[found.entry.key]
+        return Resolution(key, found.entry, Source(found.tier), target, time.monotonic() - start)
 
     def has(self, module: ModuleIdentity) -> bool:
         """Whether a tier says that it has an entry. Fetches nothing."""

@@ -12,7 +12,7 @@ from typing import Any
 from vllm_neuron import envs
 from vllm_neuron.cache.in_use import Claim
 from vllm_neuron.cache.tiers import TieredCache
-from vllm_neuron.compile.pipeline import Pipeline, Publish
+from vllm_neuron.compile.pipeline import Pipeline, Publish, Resolution
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
 from vllm_neuron.compilers.base import check_compiler
 from vllm_neuron.errors import CacheError, CacheMissError
@@ -118,13 +118,23 @@ def _with_manifest(line: GraphLine, traces: TraceCache, traced: TracedGraph) -> 
     return line
 
 
+def _loss(cache: TieredCache, resolution: Resolution | None) -> CacheError | None:
+    """Why an entry will be gone when this job ends, for all that the job has published."""
+    if resolution is None or cache.remotes:
+        return None
+    try:
+        cache.local.check_kept(resolution.entry)
+    except CacheError as error:
+        return error
+    return None
+
+
 def _line(pipeline: Pipeline, outcome: GraphOutcome, target: Target) -> GraphLine:
     request, resolution = outcome.request, outcome.resolution
-    if resolution is None:
-        source = "missing" if isinstance(outcome.error, CacheMissError) else "failed"
-        return GraphLine(
-            request.name, target.name, source, pipeline.key(request.module).digest, error=str(outcome.error)
-        )
+    error = outcome.error or _loss(pipeline.cache, resolution)
+    if resolution is None or error is not None:
+        source = "missing" if isinstance(error, CacheMissError) else "failed"
+        return GraphLine(request.name, target.name, source, pipeline.key(request.module).digest, error=str(error))
     compiled = resolution.source.value == "compiled"
     return GraphLine(
         request.name,
