@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from typing import Any
 
 import psutil
@@ -121,7 +125,35 @@ def test_the_blocks_follow_from_the_target_and_not_from_this_machine(site: Site)
     blocks = int(24 * GiB * 0.8 * 0.3) // per_block
     for entry in site.entries().values():
         inputs = json.loads((entry / "metadata.json").read_text())["abi"]["inputs"]
-        assert inputs.count(["float32", [blocks * 16, 2, 32]]) == 4
+        assert inputs.count(["float32", [blocks * 2 * 16, 32]]) == 4
+
+
+def test_who_interrupts_a_job_does_not_wait_for_its_compiler(site: Site, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("slow 3600\n" * 3)
+    variables = site.variables | {"NEURONX_CC_DOUBLE": script, "VLLM_CACHE_ROOT": tmp_path / "cache"}
+    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    command = [VLLM_NEURON, "compile", str(site.model), *SIZES, "--target", "trn2"]
+    with subprocess.Popen(command, env=environment, text=True, stdout=PIPE, stderr=STDOUT) as job:
+        while not (processes := compiling(script)):
+            assert job.poll() is None, job.communicate()[0][-3000:]
+            time.sleep(0.1)
+        job.send_signal(signal.SIGINT)
+        output = job.communicate(timeout=300)[0]
+    assert job.returncode == 130
+    assert "Traceback" not in output
+    assert psutil.wait_procs(processes, timeout=60)[1] == []
+
+
+def compiling(script: Path) -> list[psutil.Process]:
+    """The processes whose environment names ``script``, and that are the compiler's."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        with suppress(psutil.Error):
+            ours = process.environ().get("NEURONX_CC_DOUBLE") == str(script)
+            if ours and "--framework" in (process.info["cmdline"] or []):
+                found.append(process)
+    return found
 
 
 @pytest.mark.parametrize("command", ["compile", "plan", pytest.param("serve", marks=pytest.mark.slow)])

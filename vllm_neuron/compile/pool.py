@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
+from queue import SimpleQueue
 from typing import Any
 
 from vllm_neuron.compile.admission import compile_workers
@@ -42,16 +43,25 @@ def resolve_all(
     ``requests`` may be slow to produce: work on those that it has given goes on meanwhile. ``on_outcome`` is called in
     this thread, as outcomes come. An error that is not a :class:`NeuronError` is a defect, and is raised.
     """
-    workers = compile_workers(compiler_for(pipeline.compile_for).memory_bytes)
-    with ThreadPoolExecutor(workers, thread_name_prefix="neuron-compile") as pool:
-        try:
-            futures = [pool.submit(_resolve, pipeline, request) for request in requests]
-            for future in as_completed(futures):
-                on_outcome(future.result())
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    return [future.result() for future in futures]
+    finished: SimpleQueue[GraphOutcome | BaseException] = SimpleQueue()
+    order: list[GraphRequest] = []
+    outcomes: dict[int, GraphOutcome] = {}
+    # Its threads do not keep a process from ending, as those of ``concurrent.futures`` do: whoever is interrupted, or
+    # fails elsewhere, does not wait for compilers. These end when they find that their caller is gone.
+    pool = ThreadPool(compile_workers(compiler_for(pipeline.compile_for).memory_bytes))
+    try:
+        for request in requests:
+            order.append(request)
+            pool.apply_async(_resolve, (pipeline, request), callback=finished.put, error_callback=finished.put)
+        for _ in order:
+            outcome = finished.get()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            outcomes[id(outcome.request)] = outcome
+            on_outcome(outcome)
+    finally:
+        pool.terminate()
+    return [outcomes[id(request)] for request in order]
 
 
 def _resolve(pipeline: Pipeline, request: GraphRequest) -> GraphOutcome:
