@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
-from entries import ARTIFACT, KEY, OTHER, fill
+from entries import ARTIFACT, KEY, OTHER, fill, manifest
 
 from vllm_neuron.cache import archive
 from vllm_neuron.cache.entry import Entry
@@ -125,6 +125,44 @@ def test_archives_are_signed_and_checked(
         assert local.keys() == []
     monkeypatch.setenv(TRUSTED, public)
     assert archive.unpack(tmp_path / "signed.tar", local, manifests).entries == {KEY: True}
+
+
+def test_manifests_are_signed_and_checked(
+    monkeypatch: pytest.MonkeyPatch, remote: FolderRemote, key: Callable[[str], tuple[str, str]], tmp_path: Path
+) -> None:
+    (private, public), (_, other) = key("ours"), key("other")
+    hosts = (ManifestStore(tmp_path / f"host{n}", [remote]) for n in range(100))
+    ours = manifest()
+    assert next(hosts).publish(ours) is True
+    monkeypatch.setenv(TRUSTED, public)
+    host = next(hosts)
+    assert host.lookup(ours.key) is None
+    assert f"manifest {ours.key} is not signed" in host.problems[ours.key]
+    # Who signs replaces what is not signed, once; who does not leaves what is.
+    monkeypatch.setenv(SIGNING, private)
+    assert [next(hosts).publish(ours), next(hosts).publish(ours)] == [True, False]
+    monkeypatch.delenv(SIGNING)
+    monkeypatch.delenv(TRUSTED)
+    assert next(hosts).publish(ours) is False
+    monkeypatch.setenv(TRUSTED, public)
+    host = next(hosts)
+    assert host.lookup(ours.key) is not None
+    # The signature goes along with what a host that signs nothing has fetched, and packs.
+    found = host.lookup(ours.key)
+    assert found is not None
+    assert found.tier == "local"
+    archive.pack([], tmp_path / "signed.tar", [found.manifest])
+    monkeypatch.delenv(TRUSTED)
+    archive.pack([], tmp_path / "unsigned.tar", [ours])
+    monkeypatch.setenv(TRUSTED, public)
+    local = LocalTier(tmp_path / "local")
+    assert archive.unpack(tmp_path / "signed.tar", local, next(hosts)).manifests == {ours.key: True}
+    with pytest.raises(CacheError, match="is not signed"):
+        archive.unpack(tmp_path / "unsigned.tar", local, next(hosts))
+    monkeypatch.setenv(TRUSTED, other)
+    with pytest.raises(CacheError, match="no valid signature"):
+        archive.unpack(tmp_path / "signed.tar", local, next(hosts))
+    assert next(hosts).lookup(ours.key) is None
 
 
 def test_openssl_makes_and_checks_the_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: Entry) -> None:

@@ -47,7 +47,7 @@ class Unpacked:
 def pack(entries: Sequence[Entry], target: Path, manifests: Sequence[Manifest] = ()) -> int:
     """Write ``entries`` and ``manifests`` to the new archive ``target``; return its size in bytes.
 
-    The same things give the same bytes. Entries are signed as by a publish. Raises ``CacheError``.
+    The same things give the same bytes. They are signed as by a publish. Raises ``CacheError``.
     """
     aside = target.absolute().parent / f".pack.{secrets.token_hex(8)}"
     try:
@@ -56,7 +56,7 @@ def pack(entries: Sequence[Entry], target: Path, manifests: Sequence[Manifest] =
             for entry in sorted(entries, key=lambda one: one.key):
                 _add(archive, entry)
             for manifest in sorted(manifests, key=lambda one: one.key):
-                data = manifest.to_bytes()
+                data = manifest.to_publish()
                 archive.addfile(_member(manifest_path(manifest.key), len(data)), io.BytesIO(data))
         size = aside.stat().st_size
         aside.replace(target)

@@ -1,7 +1,8 @@
 """A manifest: what is known of one captured graph, so that a later start need not capture it again.
 
-It names the module that the graph was lowered to, which is enough to look artifacts up, and says what each input of the
-graph is. Plain JSON, checked in full before any of it is used: nothing in it is run, and no name in it is a path.
+One line of JSON, and, where it was signed, the signature in a second one. It names the module that the graph was
+lowered to, which is enough to look artifacts up, and says what each input of the graph is. It is checked in full before
+any of it is used: nothing in it is run, and no name in it is a path.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, ValidationError, model_validator
 
 from vllm_neuron.abi import Abi, TensorSpec
+from vllm_neuron.cache import trust
 from vllm_neuron.cache.key import TraceKey, canonical_json, sha256
 from vllm_neuron.cache.metadata import Key, Sha256
 from vllm_neuron.errors import CacheError
@@ -55,6 +57,7 @@ class Manifest(BaseModel):
     abi: dict[str, Any]
     unread: dict[InputName, Spec] = Field(max_length=_MAX_INPUTS)
     checksum: Sha256
+    _signature: bytes = PrivateAttr(b"")
 
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
@@ -96,7 +99,24 @@ class Manifest(BaseModel):
         return {name.removeprefix("inputs."): spec for name, spec in bound if name.startswith("inputs.")}
 
     def to_bytes(self) -> bytes:
-        """The text of the file."""
+        """The text of the file, with the signature that it came with."""
+        return self._text() + self._signature
+
+    def to_publish(self) -> bytes:
+        """The text of the file for a place that others read, signed where this process signs."""
+        text = self._text()
+        return text + (trust.signature(self.key, text, trust.MANIFEST) or self._signature)
+
+    def check_trusted(self) -> None:
+        """Raise ``UntrustedEntryError`` where keys are trusted and none of them has signed this."""
+        trust.check(self.key, self._text(), self._signature or None, trust.MANIFEST)
+
+    def suffices_for(self, other: Manifest) -> bool:
+        """Whether ``other`` need not be published where this one is."""
+        text = self._text()
+        return text == other._text() and trust.suffices(self.key, text, self._signature or None, trust.MANIFEST)
+
+    def _text(self) -> bytes:
         return (json.dumps(self.model_dump(mode="json"), sort_keys=True, allow_nan=False) + "\n").encode()
 
 
@@ -128,8 +148,9 @@ def parse_manifest(data: bytes, key: str) -> Manifest:
     """The manifest of ``key`` from the bytes of its file. Raises :class:`ManifestError` that says what is wrong."""
     if len(data) > MAX_MANIFEST_BYTES:
         raise ManifestError(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
+    text, _, signature = data.partition(b"\n")
     try:
-        manifest = Manifest.model_validate_json(data)
+        manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -138,6 +159,7 @@ def parse_manifest(data: bytes, key: str) -> Manifest:
         raise ManifestError(str(error)) from None
     if manifest.key != key:
         raise ManifestError(f"it is the manifest of {manifest.key}")
+    manifest._signature = signature
     return manifest
 
 

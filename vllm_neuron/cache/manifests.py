@@ -75,9 +75,11 @@ class ManifestStore:
     def adopt(self, key: str, data: bytes) -> bool:
         """Keep the bytes of a manifest from elsewhere, unless a good one of its key is here; whether they are new.
 
-        Raises ``ManifestError`` where they are no manifest of ``key``, ``CacheError`` where nothing can be stored.
+        Raises ``ManifestError`` where they are no manifest of ``key``, ``CacheError`` where nobody who is trusted has
+        signed it, or where nothing can be stored.
         """
         manifest = parse_manifest(data, key)
+        manifest.check_trusted()
         if self._checked(key, str(self.root), self._local) is not None:
             return False
         self.problems.pop(key, None)
@@ -113,13 +115,15 @@ class ManifestStore:
 
         Raises ``CacheError`` where one can't be stored.
         """
-        data, landed = manifest.to_bytes(), False
+        landed = False
         for remote in self._remotes:
             if remote.read_only:
                 continue
             try:
-                if self._read(manifest.key, remote) != data:
-                    remote.write_manifest(manifest.key, data)
+                there = self._checked(manifest.key, remote.name, remote)
+                if there is None or not there.suffices_for(manifest):
+                    remote.write_manifest(manifest.key, manifest.to_publish())
+                    self.problems.pop(manifest.key, None)
                     landed = True
             except (OSError, CacheError) as error:
                 raise CacheError(
@@ -158,7 +162,12 @@ class ManifestStore:
     def _checked(self, key: str, place: str, tier: ManifestFolder | RemoteTier) -> Manifest | None:
         try:
             data = self._read(key, tier)
-            return None if data is None else parse_manifest(data, key)
+            if data is None:
+                return None
+            manifest = parse_manifest(data, key)
+            if not isinstance(tier, ManifestFolder):
+                manifest.check_trusted()
+            return manifest
         except ManifestError as error:
             problem = f"the manifest {key} in {place} can't be used: {error}"
         except (OSError, CacheError) as error:

@@ -1,9 +1,9 @@
 """Who may have made an entry: Ed25519 signatures over its metadata, which hold the digests of all its files.
 
-Where ``VLLM_NEURON_CACHE_SIGNING_KEY`` names a private key, what is published is signed with it. Where
-``VLLM_NEURON_CACHE_TRUSTED_KEYS`` names public keys, an entry enters the local tier from elsewhere only with a valid
-signature by one of them. A process that signs trusts its own key too, and then no stranger: it signs nothing that it
-has not made. The local tier itself is not asked: it is this user's own.
+A manifest is signed as a whole. Where ``VLLM_NEURON_CACHE_SIGNING_KEY`` names a private key, what is published is
+signed with it. Where ``VLLM_NEURON_CACHE_TRUSTED_KEYS`` names public keys, entries and manifests enter the local tier
+from elsewhere only with a valid signature by one of them. A process that signs trusts its own key too, and then no
+stranger: it signs nothing that it has not made. The local tier itself is not asked: it is this user's own.
 """
 
 from __future__ import annotations
@@ -23,34 +23,37 @@ from vllm_neuron.errors import CacheError, ConfigError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-_CONTEXT = b"vllm-neuron cache entry, format 1\n"
+ENTRY, MANIFEST = "cache entry", "manifest"
+"""What can be signed: a signature of one kind is none of the other."""
 
 
 class UntrustedEntryError(CacheError):
-    """An entry has no signature by a key that is trusted here."""
+    """An entry or a manifest has no signature by a key that is trusted here."""
 
 
-def signature(key: str, metadata: bytes) -> bytes | None:
+def signature(key: str, metadata: bytes, kind: str = ENTRY) -> bytes | None:
     """The text of ``metadata.sig`` for an entry's key and the bytes of its ``metadata.json``; None: nothing signs here.
+
+    Of a manifest: what follows it in its file, for its trace key and its own bytes.
 
     Raises ``ConfigError`` where the variable does not name an Ed25519 private key.
     """
     path = envs.CACHE_SIGNING_KEY.get()
     if path is None:
         return None
-    signed = _private_key(path).sign(_message(key, metadata))
+    signed = _private_key(path).sign(_message(kind, key, metadata))
     return json.dumps({"algorithm": "ed25519", "signature": base64.b64encode(signed).decode()}).encode() + b"\n"
 
 
-def check(key: str, metadata: bytes, found: bytes | None) -> None:
+def check(key: str, metadata: bytes, found: bytes | None, kind: str = ENTRY) -> None:
     """Raise ``UntrustedEntryError`` unless nobody in particular is trusted, or ``found`` is by one who is."""
     trusted = _trusted()
     if not trusted:
         return
     if found is None:
-        raise UntrustedEntryError(f"entry {key} is not signed, and only signed ones are accepted here")
-    if not _signed_by(trusted, key, metadata, found):
-        raise UntrustedEntryError(f"entry {key} has no valid signature by a key that is trusted here")
+        raise UntrustedEntryError(f"{kind} {key} is not signed, and only signed ones are accepted here")
+    if not _signed_by(trusted, _message(kind, key, metadata), found):
+        raise UntrustedEntryError(f"{kind} {key} has no valid signature by a key that is trusted here")
 
 
 def check_folder(folder: Path, key: str) -> None:
@@ -60,10 +63,10 @@ def check_folder(folder: Path, key: str) -> None:
         check(key, data, files.read_if_there(SIGNATURE_FILE, MAX_SIGNATURE_BYTES, descriptor))
 
 
-def suffices(key: str, metadata: bytes, found: bytes | None) -> bool:
-    """Whether an entry that is in a store already would be accepted here, and so need not be replaced."""
+def suffices(key: str, metadata: bytes, found: bytes | None, kind: str = ENTRY) -> bool:
+    """Whether something that is in a store already would be accepted here, and so need not be replaced."""
     try:
-        check(key, metadata, found)
+        check(key, metadata, found, kind)
     except UntrustedEntryError:
         return False
     return True
@@ -84,7 +87,7 @@ def check_variables() -> None:
         _public_key(path)
 
 
-def _signed_by(keys: list[Ed25519PublicKey], key: str, metadata: bytes, found: bytes) -> bool:
+def _signed_by(keys: list[Ed25519PublicKey], message: bytes, found: bytes) -> bool:
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -94,15 +97,15 @@ def _signed_by(keys: list[Ed25519PublicKey], key: str, metadata: bytes, found: b
         return False
     for public in keys:
         try:
-            public.verify(signed, _message(key, metadata))
+            public.verify(signed, message)
         except InvalidSignature:
             continue
         return True
     return False
 
 
-def _message(key: str, metadata: bytes) -> bytes:
-    return _CONTEXT + f"{key}\n{hashlib.sha256(metadata).hexdigest()}\n".encode()
+def _message(kind: str, key: str, metadata: bytes) -> bytes:
+    return f"vllm-neuron {kind}, format 1\n{key}\n{hashlib.sha256(metadata).hexdigest()}\n".encode()
 
 
 @functools.lru_cache
