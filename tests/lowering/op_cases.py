@@ -92,6 +92,14 @@ INDEXING: dict[str, Case] = {
     "index apart": (lambda a, i, j: a[i, :, j], (f32(16, 4, 8), below(16, 3), below(8, 3))),
     "index int32": (lambda a, i: a[i], (f32(16, 4, 2), below(16, 2, 3).int())),
     "index negative": (lambda a, i, j: (a[i], a[:, j]), (f32(16, 4), ints(-1, 3, -16), ints(-4, -1))),
+    "index empty": (
+        lambda a, i, v: (a[i], a[:, i], setitem(a, i, v), setitem(a, i, 1.0), a.scatter(1, i.view(4, 0), 2.0)),
+        (f32(4, 16), below(4, 0), f32(0, 16)),
+    ),
+    "constant mask": (
+        lambda a: torch.where(torch.tensor([True, False, True]), a, -a),
+        (f32(4, 3),),
+    ),
     "as_strided": (lambda a: (a.as_strided((2, 8), (16, 2)), a.as_strided((3, 4), (5, 1), 2)), (X,)),
     "unfold": (lambda a: a.unfold(1, 4, 2), (X,)),
     "masked_scatter-free where": (lambda a: torch.where(a > 0, a, 0.0), (X,)),
@@ -204,6 +212,10 @@ REDUCTION_AND_ORDER: dict[str, Case] = {
     "argmax ties": (lambda a: (a.argmax(0), a.argmin(0)), (TIES,)),
     "max": (lambda a: (a.max(-1), a.min(0), a.max(), a.amax(-1), a.amin((0, 1))), (X,)),
     "max nan": (lambda a: (a.max(), a.amax(0), a.min()), (SPECIAL,)),
+    "max nan in place": (
+        lambda a: (a.max(-1), a.max(0), a.min(0, keepdim=True), a.argmax(1), a.argmin(), a.argmax(keepdim=True)),
+        (torch.tensor([[1.0, math.nan, 3.0, math.nan], [1.0, 5.0, 2.0, 5.0]]),),
+    ),
     "max ints": (lambda a: (a.max(-1), a.min(0)), (below(100, 4, 5),)),
     "cumsum": (lambda a: (a.cumsum(-1), a.cumsum(0)), (X,)),
     "cumsum ints": (lambda a: (a.cumsum(0), a.int().cumsum(0)), (below(9, 4, 3),)),
@@ -215,11 +227,13 @@ REDUCTION_AND_ORDER: dict[str, Case] = {
     "cumprod ints": (lambda a: a.int().cumprod(0), (below(4, 4, 3) + 1,)),
     "sum": (lambda a: (a.sum(), a.sum(0), a.sum((0, 1), keepdim=True), a.mean(-1), a.prod(0)), (X,)),
     "var": (lambda a: (a.var(-1), a.std(0), a.var(-1, correction=0)), (X,)),
+    "var of nothing": (lambda a: (a[:0].var(), a[:0].std(0), a[:0].var(0, keepdim=True), torch.var_mean(a[:0])), (X,)),
     "norm": (lambda a: (a.norm(), a.norm(dim=-1), torch.linalg.vector_norm(a, 1, dim=0)), (X,)),
     "sum bool": (lambda a: ((a > 0).sum(-1), (a > 0).any(-1), (a > 0).all(), (a > 0).float().mean()), (X,)),
     "sum 16 bits": (lambda a: (a.bfloat16().sum(-1), a.half().mean(0)), (X,)),
     "median by sort": (lambda a: torch.sort(a)[0][..., 7], (X,)),
     "flip": (lambda a: (a.flip(0), a.flip((0, 1)), a.roll(1, 0), a.roll((1, -2), (0, 1))), (X,)),
+    "roll all": (lambda a, b: (a.roll(3), b.roll(-1), b.roll(1, 0)), (X, below(200, 8).to(torch.uint8))),
     "cat": (lambda a: (torch.cat([a, a + 1], -1), torch.stack([a, a + 1], 0), torch.cat([a, a[:0]])), (X,)),
     "split": (lambda a: torch.cat(a.chunk(2, -1)[::-1], -1), (X,)),
     "expand": (lambda a: a[:, None].expand(4, 3, 16) * 2, (X,)),
@@ -295,10 +309,27 @@ ELEMENTWISE: dict[str, Case] = {
         lambda a: (a // 16, a % 16, (a - 50) // 16, (a - 50) % 16, torch.div(a - 50, 16, rounding_mode="trunc")),
         (below(99, 4, 3),),
     ),
+    "long division": (
+        lambda a, b: [
+            (a // d, a % d, a.fmod(d), torch.div(a, d, rounding_mode="floor"), torch.div(a, d, rounding_mode="trunc"))
+            for d in (b, 7, -7)
+        ],
+        (ints(2**62, -(2**62), 2**53 + 1, -(2**53) - 1, 9, -9), ints(7, -7, 3, 5, -4, 4)),
+    ),
+    "division of a number": (lambda a: (7 // a, 7 % a, -7 % a, 7.5 % a), (ints(3, -4, 9).int(),)),
+    "infinite division": (
+        lambda a, b: (a // b, a % b, a.fmod(b), a // 0.1, a // 2, torch.div(a, b, rounding_mode="trunc")),
+        (
+            torch.tensor([math.inf, -math.inf, 5.0, -5.0, 5.0, 0.0, math.nan, 1.0, -1.0, 7.5]),
+            torch.tensor([2.0, 2.0, math.inf, math.inf, -math.inf, 0.0, 1.0, 0.0, 0.0, -2.0]),
+        ),
+    ),
     "float remainder": (lambda a: (a % 0.7, torch.fmod(a, 0.7), a // 0.7), (X,)),
     "bits": (lambda a: ((a >> 2) & 3, a << 3, a | 5, a ^ 5, ~a, a.bitwise_and(a.flip(0))), (below(99, 4, 3),)),
     "bits of negatives": (lambda a: (a >> 2, a & 255, a << 1), (below(99, 4, 3) - 50,)),
-    "uint8": (lambda a: (a + 200, a // 3, a >> 1, a.float()), (below(200, 8).to(torch.uint8),)),
+    "clamp ints by floats": (lambda a: (a.clamp(min=2.5), a.clamp(max=2.5), a.clamp(1, 2.5)), (below(5, 9),)),
+    "uint8 constant": (lambda a: a + torch.tensor([1, 200, 3], dtype=torch.uint8), (below(9, 3),)),
+    "uint8": (lambda a: (a + 200, a // 3, a % 7, a >> 1, a.float(), a.abs()), (below(200, 8).to(torch.uint8),)),
     "int8": (lambda a: (a + 100, a * 3, a.int() * 300, a >> 1), ((below(255, 8) - 127).to(torch.int8),)),
     "int overflow": (lambda a: a * 1_000_003 * 65_537, (below(99, 8).int(),)),
     "scalar tensor": (lambda a, s: (a * s, s + 1, a + s.long()), (X, torch.tensor(2.0))),

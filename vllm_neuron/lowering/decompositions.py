@@ -51,10 +51,20 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
         _aten.searchsorted.Tensor: _searchsorted,
         _aten.bucketize.Tensor: _bucketize,
         _aten.isfinite.default: _isfinite,
-        _aten.remainder.Scalar: _remainder,
-        _aten.remainder.Tensor: _remainder,
+        **dict.fromkeys((_aten.div.Tensor_mode, _aten.div.Scalar_mode), _divide),
+        **dict.fromkeys((_aten.floor_divide.default, _aten.floor_divide.Scalar), _floor_divide),
+        **dict.fromkeys((_aten.remainder.Scalar, _aten.remainder.Tensor, _aten.remainder.Scalar_Tensor), _remainder),
         _aten.fmod.Scalar: _fmod,
         _aten.fmod.Tensor: _fmod,
+        _aten.max.dim: functools.partial(_extreme, torch.amax),
+        _aten.min.dim: functools.partial(_extreme, torch.amin),
+        _aten.argmax.default: functools.partial(_place, torch.amax),
+        _aten.argmin.default: functools.partial(_place, torch.amin),
+        _aten.var.correction: _var,
+        _aten.var_mean.correction: _var_mean,
+        _aten.abs.default: _abs,
+        _aten.roll.default: _roll,
+        _aten.clamp.default: _clamp,
         _aten.unfold.default: _unfold,
         _aten.diagonal.default: _diagonal,
         **{scalar: _with_tensor(tensor) for scalar, tensor in _BITWISE.items()},
@@ -130,23 +140,94 @@ def _isfinite(x: Tensor) -> Tensor:
     return x.abs() < float("inf")
 
 
-def _remainder(x: Tensor, y: Tensor | float) -> Tensor:
+def _extreme(reduce: Callable[..., Tensor], x: Tensor, dim: int, keepdim: bool = False) -> Any:
+    """The extreme and its first place. A NaN is one: IREE passes it over where it looks for both at once."""
+    if not x.dtype.is_floating_point or x.dim() == 0:
+        return NotImplemented
+    extreme, size = reduce(x, dim, keepdim=True), x.shape[dim]
+    places = torch.arange(size, dtype=torch.int32, device=x.device).view(-1, *[1] * (x.dim() - dim % x.dim() - 1))
+    first = torch.where((x == extreme) | x.isnan(), places, size).amin(dim, keepdim).to(torch.int64)
+    return extreme if keepdim else extreme.squeeze(dim), first
+
+
+def _place(reduce: Callable[..., Tensor], x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    if not x.dtype.is_floating_point or x.dim() == 0:
+        return NotImplemented
+    if dim is not None:
+        return _extreme(reduce, x, dim, keepdim)[1]
+    place = _extreme(reduce, x.reshape(-1), 0)[1]
+    return place.reshape([1] * x.dim()) if keepdim else place
+
+
+def _var(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    """Of no elements, NaN, for which torch-mlir divides by minus one."""
+    return NotImplemented if x.numel() else x.mean(dim, keepdim)
+
+
+def _var_mean(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    return NotImplemented if x.numel() else (x.mean(dim, keepdim), x.mean(dim, keepdim))
+
+
+def _abs(x: Tensor) -> Any:
+    return x.clone() if x.dtype == torch.uint8 else NotImplemented
+
+
+def _roll(x: Tensor, shifts: Any, dims: Any = ()) -> Any:
+    return NotImplemented if dims else x.reshape(-1).roll(shifts, 0).view(x.shape)
+
+
+def _clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Any:
+    """Of integers between floats, floats."""
+    dtype = functools.reduce(torch.promote_types, [torch.result_type(x, b) for b in (min, max) if b is not None])
+    return NotImplemented if dtype == x.dtype else x.to(dtype).clamp(min, max)
+
+
+def _divide(x: Tensor, y: Tensor | float, *, rounding_mode: str | None = None) -> Any:
+    return _floor_divide(x, y) if rounding_mode == "floor" else NotImplemented
+
+
+def _floor_divide(x: Tensor, y: Tensor | float) -> Tensor:
+    dtype, dividend, divisor = _division(x, y)
+    if not dtype.is_floating_point:
+        quotient = torch.div(dividend, divisor, rounding_mode="trunc")
+        return quotient - _is_across(dividend - quotient * divisor, divisor).to(dtype)
+    rest = _rest(dividend, divisor)
+    floor = ((dividend - rest) / divisor).round() - _is_across(rest, divisor).to(dividend.dtype)
+    return torch.where(divisor == 0, dividend / divisor, floor).to(dtype)
+
+
+def _remainder(x: Tensor | float, y: Tensor | float) -> Tensor:
     """The sign is the divisor's."""
-    return _division_rest(x, y, "floor")
+    dtype, dividend, divisor = _division(x, y)
+    rest = _rest(dividend, divisor)
+    return torch.where(_is_across(rest, divisor), rest + divisor, rest).to(dtype)
 
 
 def _fmod(x: Tensor, y: Tensor | float) -> Tensor:
     """The sign is the dividend's."""
-    return _division_rest(x, y, "trunc")
+    dtype, dividend, divisor = _division(x, y)
+    return _rest(dividend, divisor).to(dtype)
 
 
-def _division_rest(x: Tensor, y: Tensor | float, rounding: str) -> Tensor:
+def _division(x: Tensor | float, y: Tensor | float) -> tuple[torch.dtype, Tensor, Tensor]:
+    """The result's dtype; dividend and divisor, wide enough for the product of divisor and quotient to be exact."""
     dtype = torch.result_type(x, y)
-    # Twice the bits hold the product of divisor and quotient exactly.
     wide = torch.float64 if dtype.is_floating_point else dtype
-    dividend, divisor = x.to(wide), torch.as_tensor(y, device=x.device).to(wide)
-    rest: Tensor = dividend - torch.div(dividend, divisor, rounding_mode=rounding) * divisor
-    return rest.to(dtype)
+    device = (x if isinstance(x, Tensor) else y).device  # type: ignore[union-attr]
+    dividend, divisor = (torch.as_tensor(number, device=device).to(wide) for number in (x, y))
+    return dtype, dividend, divisor
+
+
+def _rest(dividend: Tensor, divisor: Tensor) -> Tensor:
+    """What is left of the dividend after a division that rounds towards zero."""
+    quotient = torch.div(dividend, divisor, rounding_mode="trunc")
+    # Infinity times zero is not a number.
+    return torch.where(quotient == 0, dividend, dividend - quotient * divisor)
+
+
+def _is_across(rest: Tensor, divisor: Tensor) -> Tensor:
+    """Whether the signs differ, so that rounding towards minus infinity goes one step further."""
+    return (rest != 0) & ((rest < 0) ^ (divisor < 0))
 
 
 def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:

@@ -38,6 +38,15 @@ _PER_DIM = frozenset(
 )
 
 
+def writes_nothing(node: Node) -> bool:
+    """Whether ``node`` writes to no place of its first argument: for such a scatter IREE's compiler divides by zero.
+
+    Reads from no place have no elements.
+    """
+    indexed = node.target in _ALONG_DIM | _FLAT | _PER_DIM
+    return indexed and not all(argument.meta["val"].numel() for argument in node.all_input_nodes[1:])
+
+
 def guard_indices(graph: Graph) -> None:
     """Wrap negative indices and clamp the rest, in place.
 

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from vllm_neuron.lowering.indices import call
 from vllm_neuron.lowering.stablehlo import element_of, shape_of, splat
 
 _aten = torch.ops.aten
@@ -80,7 +81,16 @@ def _repeat_literals(graph: Graph) -> None:
             return node
         copy = graph.get_attr(str(node.target))
         copy.meta = node.meta
-        return copy
+        dtype = node.meta["val"].dtype
+        return widened(copy, dtype) if dtype in (torch.bool, torch.uint8) else copy
+
+    def widened(copy: Node, dtype: torch.dtype) -> Node:
+        """IREE takes no constant of unsigned bytes, which truth values are to torch-mlir as well."""
+        owner, narrow = graph.owning_module, str(copy.target)
+        copy.target = f"{narrow}_wide"
+        setattr(owner, copy.target, getattr(owner, narrow).int())
+        copy.meta = {"val": copy.meta["val"].int()}
+        return call(graph, torch.ops.prims.convert_element_type.default, copy, dtype)
 
     for node in [user for literal in literals for user in literal.users]:
         with graph.inserting_before(node):

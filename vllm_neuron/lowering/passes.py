@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import UnsupportedOpError
-from vllm_neuron.lowering.indices import call, guard_indices
+from vllm_neuron.lowering.indices import call, guard_indices, writes_nothing
 from vllm_neuron.lowering.strided import replace_strided
 
 _aten = torch.ops.aten
@@ -31,6 +31,8 @@ def prepare(gm: GraphModule) -> Graph:
             _refuse_random(node)
             if _is_empty(node):
                 _replace_empty(graph, node)
+            elif writes_nothing(node):
+                _replace(graph, node, node.args[0])
             elif node.target in _REPLACEMENTS:
                 _REPLACEMENTS[node.target](graph, node)
     guard_indices(graph)
@@ -73,7 +75,7 @@ def _refuse_random(node: Node) -> None:
         )
 
 
-def _replace(graph: Graph, old: Node, new: Node) -> None:
+def _replace(graph: Graph, old: Node, new: Any) -> None:
     old.replace_all_uses_with(new)
     graph.erase_node(old)
 
