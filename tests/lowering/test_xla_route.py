@@ -99,7 +99,7 @@ def test_an_entry_has_the_proto_and_runs_in_place(tmp_path: Path) -> None:
     values["inputs.slots"] = torch.tensor([5, 0, -1])
     mine = [values[name].clone() for name in captured.input_names]
     (result,) = IreeExecutable(entry.artifact_path, entry.abi).bind(mine)()
-    torch.testing.assert_close(result, step(values))
+    torch.testing.assert_close(result, step(values), rtol=1e-4, atol=1e-4)
     for name, tensor in zip(captured.input_names, mine, strict=True):
         torch.testing.assert_close(tensor, values[name], rtol=1e-5, atol=1e-4)
 
