@@ -122,7 +122,7 @@ def test_pack_and_unpack(local: LocalTier, run: Run, tmp_path: Path) -> None:
         (["pack", "nowhere/cache.tar"], "the archive nowhere/cache.tar can't be written"),
         (["unpack", "nowhere.tar"], "the archive nowhere.tar can't be read"),
         (["unpack", "."], "the archive . can't be read"),
-        (["show", ""], "'' is not the beginning of exactly one key"),
+        (["show", ""], "'' is not the beginning of any key"),
         (["push", "--plan", "."], ". is not a plan"),
         (["pull", KEY, "--plan", "plan.json"], "keys and --plan exclude each other"),
     ],

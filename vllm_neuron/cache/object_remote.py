@@ -27,7 +27,7 @@ from vllm_neuron.cache.key import checked_key, is_key
 from vllm_neuron.cache.manifest import MAX_MANIFEST_BYTES
 from vllm_neuron.cache.manifest_folder import manifest_key, manifest_path
 from vllm_neuron.cache.metadata import MAX_METADATA_BYTES, METADATA_FILE, Metadata
-from vllm_neuron.cache.object_store import ObjectStore
+from vllm_neuron.cache.object_store import ConflictError, ObjectStore
 from vllm_neuron.cache.progress import Progress
 from vllm_neuron.cache.retry import retried
 from vllm_neuron.cache.steps import Step
@@ -267,6 +267,8 @@ class ObjectRemote:
                 else:
                     self._store.replace(path, text, seen.version)
                 return True
+            except ConflictError:
+                seen = self._marker(key)
             except OSError:
                 before, seen = seen, self._marker(key)
                 if seen == before:

@@ -15,6 +15,7 @@ from vllm_neuron.errors import ConfigError
 _CONNECT_SECONDS, _READ_SECONDS = 5, 20
 _S3 = ("s3", "s3a")
 _BEYOND_THE_END = "InvalidRange"
+_CHANGED = ("PreconditionFailed", "ConditionalRequestConflict")
 # By scheme, the package that fsspec needs for it, and the extra of this package that installs it.
 _PACKAGES = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "gs": ("gcsfs", ""), "gcs": ("gcsfs", ""),
              "az": ("adlfs", ""), "abfs": ("adlfs", ""), "oss": ("ossfs", ""), "memory": ("fsspec", "")}  # fmt: skip
@@ -22,6 +23,10 @@ _PACKAGES = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "gs": ("gcsfs", ""), "
 SCHEMES = tuple(_PACKAGES)
 
 T = TypeVar("T")
+
+
+class ConflictError(OSError):
+    """Something else is at a path than a write counts on: another process was there first."""
 
 
 class ObjectStore:
@@ -61,7 +66,7 @@ class ObjectStore:
         self._call(lambda store: store.put_file(str(file), self._full(path)))
 
     def create(self, path: str, data: bytes) -> None:
-        """Store ``data`` where nothing is, in one step; ``OSError`` where something is, or the store fails."""
+        """Store ``data`` where nothing is, in one step; ``ConflictError`` where something is."""
         self._call(lambda store: store.pipe_file(self._full(path), data, mode="create"))
 
     def put(self, path: str, data: bytes) -> None:
@@ -69,7 +74,10 @@ class ObjectStore:
         self._call(lambda store: store.pipe_file(self._full(path), data))
 
     def replace(self, path: str, data: bytes, version: str) -> None:
-        """Store ``data`` in place of the content ``version``: in one step where the store can, else in two."""
+        """Store ``data`` in place of the content ``version``: in one step where the store can, else in two.
+
+        ``ConflictError`` where something else is there.
+        """
         if version and self._scheme in _S3:
             self._call(lambda store: store.pipe_file(self._full(path), data, IfMatch=version))
             return
@@ -98,7 +106,9 @@ class ObjectStore:
     def _call(self, call: Callable[[Any], T]) -> T:
         try:
             return call(self._store())
-        except OSError:
+        except OSError as error:
+            if isinstance(error, FileExistsError) or _code(error) in _CHANGED:
+                raise ConflictError(errno.EEXIST, str(error)) from error
             raise
         except Exception as error:  # Each library has errors of its own for a network that fails.
             raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
