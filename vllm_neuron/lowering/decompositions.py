@@ -214,7 +214,11 @@ def _division(x: Tensor | float, y: Tensor | float) -> tuple[torch.dtype, Tensor
     dtype = torch.result_type(x, y)
     wide = torch.float64 if dtype.is_floating_point else dtype
     device = (x if isinstance(x, Tensor) else y).device  # type: ignore[union-attr]
-    dividend, divisor = (torch.as_tensor(number, device=device).to(wide) for number in (x, y))
+    # A number becomes an operator's result, since capture admits no constant that is a tensor.
+    dividend, divisor = (
+        number.to(wide) if isinstance(number, Tensor) else torch.full((), number, dtype=wide, device=device)
+        for number in (x, y)
+    )
     return dtype, dividend, divisor
 
 
