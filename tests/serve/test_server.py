@@ -37,9 +37,11 @@ class Server:
         self.base, self.model, self.log = f"http://127.0.0.1:{port}", str(folder), log
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--port", str(port)]
         options = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "2", "--shutdown-timeout", "30"]
+        # Metrics of its own, whatever this process has loaded.
+        inherited = {name: value for name, value in os.environ.items() if name != "PROMETHEUS_MULTIPROC_DIR"}
         with log.open("w") as stream:
             self.process = subprocess.Popen(
-                [*command, *options], env={**os.environ, **MODES[mode]}, stdout=stream, stderr=stream
+                [*command, *options], env={**inherited, **MODES[mode]}, stdout=stream, stderr=stream
             )
 
     def wait(self) -> None:
