@@ -7,25 +7,14 @@ import sys
 from pathlib import Path
 
 from tests.compile.modules import scale
+from tests.support.cold_starts import note_compilers, wait_for_the_others
 from vllm_neuron.compile.pipeline import Pipeline
 from vllm_neuron.compile.pool import GraphRequest, resolve_all
 
 
-def note_compilers(spawned: Path) -> None:
-    """Write one line to ``spawned`` whenever this process starts a compiler, whether or not it succeeds."""
-
-    def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if event == "subprocess.Popen" and "supervisor.py" in str(arguments[1]):
-            with spawned.open("a") as file:
-                file.write("compiler\n")
-
-    sys.addaudithook(hook)
-
-
 def main() -> None:
     note_compilers(Path(sys.argv[1]))
-    Path(sys.argv[2]).touch()
-    sys.stdin.readline()
+    wait_for_the_others(Path(sys.argv[2]))
     requests = [GraphRequest(f"graph{n}", scale(n), {"graph": f"graph{n}"}) for n in range(1, 4)]
     outcomes = resolve_all(Pipeline.from_environment(), requests)
     print(json.dumps([outcome.resolution.source.value for outcome in outcomes if outcome.resolution]))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.compile.modules import broken, scale
+from tests.support.cold_starts import start_cold_together
 from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.local import LocalTier
 from vllm_neuron.cache.tiers import TieredCache
@@ -117,29 +114,8 @@ def test_levels_and_targets_have_keys_of_their_own(tmp_path: Path) -> None:
 
 
 def test_processes_that_start_cold_at_once_compile_each_graph_once(tmp_path: Path) -> None:
-    spawned = tmp_path / "spawned"
-    environment = {**os.environ, "VLLM_CACHE_ROOT": str(tmp_path / "root"), "OMP_NUM_THREADS": "1"}
-    environment.pop("NEURON_LIBTORCH_REMOTE_CACHE", None)
-    command = [sys.executable, "-m", "tests.compile.resolve_many", str(spawned)]
-    workers = [
-        subprocess.Popen(
-            [*command, str(tmp_path / f"ready{n}")], cwd=REPOSITORY, env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )
-        for n in range(PROCESSES)
-    ]  # fmt: skip
-    try:
-        while not all((tmp_path / f"ready{n}").exists() for n in range(PROCESSES)):
-            assert all(worker.poll() is None for worker in workers)
-            time.sleep(0.05)
-        for worker in workers:
-            assert worker.stdin is not None
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-        sources = [json.loads(worker.communicate(timeout=300)[0]) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert spawned.read_text().count("compiler") == 3
+    printed, compilers = start_cold_together("tests.compile.resolve_many", PROCESSES, tmp_path)
+    assert compilers == 3
+    sources = [json.loads(text) for text in printed]
     flat = [source for each in sources for source in each]
     assert (flat.count("compiled"), flat.count("local")) == (3, 3 * PROCESSES - 3)

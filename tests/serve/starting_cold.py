@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.compile.resolve_many import note_compilers
+from tests.support.cold_starts import note_compilers, wait_for_the_others
 
 
 def main() -> None:
@@ -17,8 +17,7 @@ def main() -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 
-    ready.touch()
-    sys.stdin.readline()
+    wait_for_the_others(ready)
     llm = LLM(model, dtype="float32", max_model_len=128, max_num_seqs=2, max_num_batched_tokens=128)
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     (output,) = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)

@@ -80,14 +80,7 @@ class ManifestStore:
         """
         manifest = parse_manifest(data, key)
         manifest.check_trusted()
-        if self._checked(key, str(self.root), self._local) is not None:
-            return False
-        self.problems.pop(key, None)
-        try:
-            self._local.write(key, manifest.to_bytes())
-        except OSError as error:
-            raise CacheError(f"the manifest {key} can't be stored in {self.root}: {error}") from error
-        return True
+        return self._adopt(manifest)
 
     def local_of(self, entries: Iterable[Metadata]) -> list[Manifest]:
         """The manifests of this machine whose artifact is one of ``entries``, by key."""
@@ -107,7 +100,7 @@ class ManifestStore:
             with ThreadPoolExecutor(_STREAMS) as pool:
                 found = list(pool.map(functools.partial(self._checked, place=remote.name, tier=remote), wanted))
             fitting = (one for one in found if one is not None and _module(one) in modules)
-            new.update(one.key for one in fitting if self.adopt(one.key, one.to_bytes()))
+            new.update(one.key for one in fitting if self._adopt(one))
         return sorted(new)
 
     def publish(self, manifest: Manifest) -> bool:
@@ -142,6 +135,17 @@ class ManifestStore:
         ranked = [(m.model != model, len(_changed(m.parts, key.parts)), n) for n, m in enumerate(candidates)]
         there = candidates[min(ranked)[2]].parts
         return "; ".join(_phrase(name, there, key.parts) for name in _changed(there, key.parts))
+
+    def _adopt(self, manifest: Manifest) -> bool:
+        key = manifest.key
+        if self._checked(key, str(self.root), self._local) is not None:
+            return False
+        self.problems.pop(key, None)
+        try:
+            self._local.write(key, manifest.to_bytes())
+        except OSError as error:
+            raise CacheError(f"the manifest {key} can't be stored in {self.root}: {error}") from error
+        return True
 
     @functools.cached_property
     def _candidates(self) -> list[Manifest]:

@@ -108,9 +108,14 @@ class TieredCache:
         names = [self.local.name] if self.local.lookup(key) is not None else []
         return names + [remote.name for remote in self.remotes if _metadata(remote, key) is not None]
 
-    def keys_of(self, remote: RemoteTier) -> list[str]:
+    @staticmethod
+    def keys_of(remote: RemoteTier) -> list[str]:
         """Keys of a remote tier's entries; none, and a warning, where it can't be listed."""
-        return _keys(remote)
+        try:
+            return remote.keys()
+        except (OSError, CacheError) as error:
+            logger.warning("The entries of the remote cache %s can't be listed: %s", remote.name, error)
+            return []
 
     def publish_remote(self, entry: Entry) -> bool:
         """Store an entry in every remote tier that takes any. True if ours landed in one; False if all had it.
@@ -216,11 +221,3 @@ def _metadata(remote: RemoteTier, key: str) -> Metadata | None:
     except (OSError, CacheError) as error:
         logger.warning("The remote cache %s can't be asked for key %s: %s", remote.name, key, error)
         return None
-
-
-def _keys(remote: RemoteTier) -> list[str]:
-    try:
-        return remote.keys()
-    except (OSError, CacheError) as error:
-        logger.warning("The entries of the remote cache %s can't be listed: %s", remote.name, error)
-        return []

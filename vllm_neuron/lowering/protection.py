@@ -208,7 +208,7 @@ class _Protection:
 
 def _is_unsigned(value: Any) -> bool:
     """Whether ``value`` is an unsigned number or a truth value, perhaps converted or seen through views."""
-    while not element_of(value).startswith(("ui", "i1")) or element_of(value) == "i16":
+    while element_of(value) != "i1" and not element_of(value).startswith("ui"):
         operation = value.owner
         if getattr(operation, "name", "") not in _VIEWS | {"stablehlo.convert"}:
             return False
