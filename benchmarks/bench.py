@@ -17,18 +17,17 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks import load, report
 from benchmarks.engines import ENGINES, OPTIONS, ROOT, Engine
-from benchmarks.report import Series
+from benchmarks.report import Series, make_console
 from tools import make_smollm2
 from tools.server import Server, ServerError, end_servers_on_sigterm, serving
 
 SCRATCH = ROOT / ".cache" / "bench"
 
-console = Console()
+console = make_console()
 
 
 @dataclass(frozen=True)

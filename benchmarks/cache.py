@@ -22,9 +22,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.report import make_console
 from vllm_neuron.abi import Abi, TensorSpec
 from vllm_neuron.cache import digest, entry
 from vllm_neuron.cache.folder_remote import FolderRemote
@@ -128,7 +128,7 @@ def main() -> None:
         results[size] = {**middle, "fetch_rate_over_cp": rate, "fetch_processor_over_cp": work}
         times = (f"{middle[name] * 1e3:.2f} ms" for name in MEASURES)
         table.add_row(f"{size / 2**20:.1f} MiB", *times, f"{rate:.0%}", f"{work:.1f}x")
-    Console().print(table)
+    make_console().print(table)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 

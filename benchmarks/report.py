@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
+from rich.console import Console
 
 COLUMNS = {
     "start_cold_s": "ready, cold (s)",
@@ -19,6 +20,14 @@ COLUMNS = {
     "decode_1": "decode, 1 stream (tok/s)",
     "decode_8": "decode, 8 streams (tok/s)",
 }
+
+_PLAIN_WIDTH = 140
+
+
+def make_console() -> Console:
+    """Standard output, as wide as the terminal; where it is a file, wide enough that no table wraps."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
 
 
 @dataclass

@@ -18,11 +18,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
 from benchmarks.engines import ENGINES, OPTIONS, ROOT, Engine
+from benchmarks.report import make_console
 from tools import make_smollm2
 from tools.server import Server, ServerError, serving
 
@@ -32,7 +32,7 @@ PROMPT = "The capital of France is"
 LIMIT_S = 600
 POLL_S = 0.05
 
-console = Console()
+console = make_console()
 
 
 @dataclass(frozen=True)

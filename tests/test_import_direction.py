@@ -19,7 +19,7 @@ FLOORS = [
     ["digests"],
     ["parsers"],
     ["envs"],
-    ["metrics"],
+    ["metrics", "logs"],
     ["lowering", "runtime"],
     ["targets", "routes"],
     ["cache", "compilers"],

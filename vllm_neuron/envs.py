@@ -259,7 +259,8 @@ ASSERT_CACHE_HIT = Variable(
 )  # fmt: skip
 CACHING_PRECOMPILE = Variable(
     "TORCH_CACHING_PRECOMPILE", BOOLEAN, lambda: BACKEND.get() in ("neuron_native", "neuron"),
-    "The Precompile Cache: a start that finds its graphs in the cache skips capturing them. Native route only.",
+    "The Precompile Cache: a start that finds its graphs in the cache skips capturing them. Native route only. "
+    "A compile job always fills it, and skips what it finds in it unless this is 0.",
     default_text="1 where `VLLM_NEURON_BACKEND` is `neuron_native` or `neuron`, else 0",
 )  # fmt: skip
 COMPILED_ARTIFACTS: Variable[str | None] = Variable(

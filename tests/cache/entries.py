@@ -24,7 +24,7 @@ ARTIFACT = bytes(range(256)) * 40
 FILES = (".compilation_complete", "command.txt", "compiler.log", "graph.mlir", "graph.vmfb", "metadata.json")
 
 
-def fill(folder: Path, artifact: bytes = ARTIFACT) -> None:
+def fill(folder: Path, artifact: bytes = ARTIFACT, model: str = "tiny") -> None:
     """Make ``folder`` the entry of KEY."""
     (folder / "graph.mlir").write_bytes(MODULE.data)
     (folder / "graph.vmfb").write_bytes(artifact)
@@ -35,7 +35,7 @@ def fill(folder: Path, artifact: bytes = ARTIFACT) -> None:
         key=PARTS,
         abi=ABI,
         required_features=("avx2", "fma"),
-        provenance={"model": "tiny", "bucket": "prefill_s128", "max_num_seqs": 8},
+        provenance={"model": model, "bucket": "prefill_s128", "max_num_seqs": 8},
         compile_seconds=1.5,
         peak_memory_bytes=1 << 20,
     )

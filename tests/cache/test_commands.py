@@ -71,6 +71,15 @@ def test_list_for_a_person_breaks_no_line(local: LocalTier, run: Run) -> None:
         assert "cpu:x86-64-v3" in line
 
 
+def test_a_name_from_elsewhere_is_neither_markup_nor_obeyed_by_the_terminal(run: Run, tmp_path: Path) -> None:
+    name = "/models/[/bold][red]x\x1b[2J\nsecond line"
+    LocalTier(tmp_path / "root" / INNER).build(KEY, lambda folder: fill(folder, model=name))
+    done = run("cache", "list")
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if KEY in line)
+    assert "/models/[/bold][red]x\\x1b[2J\\nsecond line" in line
+
+
 def test_first_digits_of_no_key_and_of_several(local: LocalTier, run: Run) -> None:
     unknown = run("cache", "show", "nothing")
     assert (unknown.returncode, "'nothing' is not the beginning of any key" in unknown.stderr) == (2, True)

@@ -301,6 +301,14 @@ def test_nearest_prefers_what_is_known_and_tells_versions_apart(local: LocalTier
     assert provenance_differences(there, here) == ["versions.vllm: 0.31 there, 0.32 here"]
 
 
+def test_differences_of_many_fields_and_of_hostile_ones() -> None:
+    there = {"config": {f"field{number}": number for number in range(8)}, "model": "x\x1b[2J" + "y" * 1000}
+    *fields, more, model = provenance_differences(there, {"config": {}, "model": "z"})
+    assert fields == [f"config.field{number}: {number} there, unset here" for number in range(5)]
+    assert more == "config: 3 more fields differ"
+    assert (model[:20], model[-20:], len(model)) == ("model: x\\x1b[2Jyyyyy", "yyy... there, z here", 7 + 200 + 14)
+
+
 def test_nearest_of_several_entries(local: LocalTier, remote: FolderRemote) -> None:
     local.build(KEY, fill)
     parts = {**PARTS.parts, "module": "0" * 64}

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.support.models import make_tiny
+from vllm_neuron.cache.entry import EntryState, examine
 from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.gc import Policy, collect
 from vllm_neuron.cache.local import LocalTier
@@ -84,6 +85,27 @@ def test_a_second_job_compiles_nothing(site: Site) -> None:
     assert again.returncode == 0, again.stderr[-3000:]
     assert "3 already in the remote tier" in again.stdout
     assert "compiled" not in again.stdout.split("Graphs of")[1]
+
+
+def test_a_job_that_is_run_again_captures_only_what_it_must(site: Site, tmp_path: Path) -> None:
+    """What a tier has is not captured; what is damaged there is captured, compiled and replaced."""
+    remote, (whole, *_, damaged) = tmp_path / "remote", [line["key"] for line in site.report["graphs"]]
+    shutil.copytree(site.remote, remote)
+    artifact = remote / damaged / "graph.vmfb"
+    artifact.write_bytes(artifact.read_bytes()[:-1])
+    command = [*COMMAND, "compile", str(site.shapes), *SIZES, "--remote", str(remote)]
+    again = run(command, VLLM_CACHE_ROOT=tmp_path / "first")
+    log = again.stdout + again.stderr
+    assert again.returncode == 0, log[-3000:]
+    assert "3 of 3 graphs need no capture (0 from the local tier, 3 from the remote tier)" in log
+    assert "Captured nevertheless, because their artifacts are in no tier: decode_b2" in log
+    assert log.count("Captured ") == 2  # That line, and the capture itself.
+    assert "1 compiled, 2 already in the remote tier; 1 newly published" in again.stdout
+    assert examine(remote / damaged, damaged).state is examine(remote / whole, whole).state is EntryState.COMPLETE
+    everything = run(command, VLLM_CACHE_ROOT=tmp_path / "second", TORCH_CACHING_PRECOMPILE=0)
+    assert everything.returncode == 0, everything.stderr[-3000:]
+    assert (everything.stdout + everything.stderr).count("Captured ") == len(GRAPHS)
+    assert "3 already in the remote tier" in everything.stdout
 
 
 GENERATE = f"""

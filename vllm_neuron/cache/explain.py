@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from vllm_neuron.cache.differences import differences, printable
 from vllm_neuron.cache.metadata import Metadata
 
 _COMPILERS = {"iree": "IREE"}
 _DIGESTS = {"module": "the graph differs", "abi": "dtypes, shapes or order of inputs and outputs differ"}
-_FIELDS_SHOWN = 5
-_LONGEST = 200
 
 
 @dataclass(frozen=True)
@@ -52,31 +51,16 @@ def nearest(
 def key_differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
     """What differs between the parts of two keys, one phrase per part."""
     return [
-        _phrase(name, there.get(name), here.get(name), here)
+        printable(_phrase(name, there.get(name), here.get(name), here))
         for name in sorted(there.keys() | here.keys())
         if there.get(name) != here.get(name)
     ]
 
 
 def provenance_differences(there: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
-    """What differs between two records of provenance, one phrase per value that both have.
-
-    Of a value with fields, such as a model's configuration, one phrase per field, as far as a person reads them.
-    """
-    phrases = []
-    for name in sorted(there.keys() & here.keys()):
-        fields = list(_field_differences(name, there[name], here[name]))
-        more = len(fields) - _FIELDS_SHOWN
-        phrases += [*fields[:_FIELDS_SHOWN], *([f"{name}: {more} more fields differ"] if more > 0 else [])]
-    return phrases
-
-
-def _field_differences(name: str, there: object, here: object) -> Iterator[str]:
-    if isinstance(there, Mapping) and isinstance(here, Mapping):
-        for field in sorted(there.keys() | here.keys()):
-            yield from _field_differences(f"{name}.{field}", there.get(field), here.get(field))
-    elif there != here:
-        yield f"{name}: {_plain(there)} there, {_plain(here)} here"
+    """What differs between two records of provenance, in the values that both have."""
+    shared = sorted(there.keys() & here.keys())
+    return [phrase for name in shared for phrase in differences(name, there[name], here[name])]
 
 
 def _kind(provenance: Mapping[str, object]) -> str:
@@ -103,8 +87,3 @@ def _flags(there: list[str], here: list[str]) -> str:
     if not only_there and not only_here:
         return f"flags: in another order or number, {' '.join(there)} there, {' '.join(here)} here"
     return f"flags: {' '.join(only_there) or 'nothing more'} there, {' '.join(only_here) or 'nothing more'} here"
-
-
-def _plain(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return "unset" if value is None else text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from vllm_neuron.cache import folders
+from vllm_neuron.cache.differences import differences
 from vllm_neuron.cache.key import TraceKey, abi_digest
 from vllm_neuron.cache.manifest import Manifest, ManifestError, parse_manifest
 from vllm_neuron.cache.manifest_folder import ManifestFolder
@@ -24,7 +25,6 @@ logger = logging.getLogger("vllm.neuron.cache")
 
 # How many manifests are read to find the one that differs least.
 _NEAREST_LIMIT = 64
-_FIELDS_SHOWN = 5
 _STREAMS = 8
 
 
@@ -134,7 +134,8 @@ class ManifestStore:
             return None
         ranked = [(m.model != model, len(_changed(m.parts, key.parts)), n) for n, m in enumerate(candidates)]
         there = candidates[min(ranked)[2]].parts
-        return "; ".join(_phrase(name, there, key.parts) for name in _changed(there, key.parts))
+        changed = _changed(there, key.parts)
+        return "; ".join(text for name in changed for text in _phrases(name, there.get(name), key.parts.get(name)))
 
     def _adopt(self, manifest: Manifest) -> bool:
         key = manifest.key
@@ -204,18 +205,11 @@ def _changed(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
     return sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
 
 
-def _phrase(name: str, there: Mapping[str, str], here: Mapping[str, str]) -> str:
-    """Such as ``model.hidden_size: 128 there, 256 here``; for a digest, only that it differs."""
-    old, new = _fields(there.get(name)), _fields(here.get(name))
-    if old is None or new is None:
-        return f"{name} differs"
-    changed = [field for field in sorted(old.keys() | new.keys()) if old.get(field) != new.get(field)]
-    shown = [
-        f"{name}.{ascii(field)[1:-1]}: {_shown(old, field)} there, {_shown(new, field)} here"
-        for field in changed[:_FIELDS_SHOWN]
-    ]
-    more = len(changed) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+def _phrases(name: str, there: str | None, here: str | None) -> list[str]:
+    """For each field of a part that differs, its values; for a digest, only that it differs."""
+    old, new = _fields(there), _fields(here)
+    fields = [] if old is None or new is None else differences(name, old, new)
+    return fields or [f"{name} differs"]
 
 
 def _fields(part: str | None) -> dict[str, object] | None:
@@ -224,8 +218,3 @@ def _fields(part: str | None) -> dict[str, object] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _shown(fields: Mapping[str, object], field: str) -> str:
-    text = json.dumps(fields[field]) if field in fields else "unset"
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_neuron.cache import index
+from vllm_neuron.cache.differences import printable
 from vllm_neuron.cache.entry import Entry, EntryState, examine
 from vllm_neuron.cache.http_remote import INDEX
 from vllm_neuron.cli import cache_explain, cache_gc, cache_move
@@ -41,12 +42,13 @@ def list_entries(as_json: Json = False) -> None:
         table.add_column(column, no_wrap=True, justify="right" if column == "size" else "left")
     for row in rows:
         size = f"{row['bytes'] / 1024:.0f} KiB" if "bytes" in row else ""
-        table.add_row(*(str(row.get(name, "")) for name in ("key", "tier", "graph", "model", "target", "level")), size)
-    console = Console(soft_wrap=True, highlight=False)
+        texts = (str(row.get(name, "")) for name in ("key", "tier", "graph", "model", "target", "level"))
+        table.add_row(*map(printable, texts), size)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     console.width = max(console.width, console.measure(table, options=console.options.update(width=_WIDEST)).maximum)
     console.print(table)
     for line in cache.describe():
-        console.print(line, markup=False)
+        console.print(line)
 
 
 @app.command()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from vllm_neuron import __version__
+from vllm_neuron import __version__, logs
 from vllm_neuron.cli import cache, compare_command, compile_command, doctor, start_report, targets
 from vllm_neuron.errors import ConfigError, NeuronError
 
@@ -45,6 +45,7 @@ def _options(
 def main() -> None:
     """Console entry. Exit codes: 0 all there, 1 something is missing or failed, 2 bad arguments."""
     _open_closed_streams()
+    logs.set_level()
     try:
         app()
     except ConfigError as error:

@@ -26,10 +26,11 @@ def start_report(as_json: bool = typer.Option(False, "--json", help="Print JSON.
         table.add_row(name.replace("_", " "), f"{seconds:.1f}")
     for name in ("capture_seconds", "lookup_seconds", "compile_seconds"):
         if facts.get(name):
-            table.add_row(f"[dim]  in the background: {name.removesuffix('_seconds')}[/]", f"[dim]{facts[name]:.1f}[/]")
+            row = (f"  in the background: {name.removesuffix('_seconds')}", f"{facts[name]:.1f}")
+            table.add_row(*row, style="dim")
     table.add_section()
     table.add_row("until ready", f"{facts.get('total_seconds', 0.0):.1f}")
-    console = Console()
+    console = Console(markup=False)  # A path may have brackets in it.
     console.print(table)
     sources = ", ".join(f"{count} {source}" for source, count in facts.get("graphs", {}).items())
     console.print(

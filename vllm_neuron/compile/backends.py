@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from vllm_neuron import __version__, envs
+from vllm_neuron import __version__, envs, logs
 from vllm_neuron.cache.entry import Entry
 from vllm_neuron.compile.outputs import View, take_outputs
 from vllm_neuron.compile.pipeline import Pipeline, Source
@@ -35,6 +35,7 @@ from vllm_neuron.runtime.iree import IreeExecutable
 from vllm_neuron.targets import compile_target
 
 logger = logging.getLogger("vllm.neuron.backends")
+logs.set_level()
 
 Compiled = Callable[..., Any]
 _HOW = {

@@ -58,7 +58,7 @@ class ComparisonReport:
             table.add_column(column, justify="right" if column in ("tokens", "max error") else "left")
         for result in self.results:
             table.add_row(result.bucket, result.route, str(result.tokens), f"{result.max_error:.2e}", _describe(result))
-        Console().print(table)
+        Console(markup=False).print(table)  # A path may have brackets in it.
 
 
 def compare_command(model: str, options: Sequence[str], steps: int) -> ComparisonReport:

@@ -72,7 +72,7 @@ class JobReport:
 
     def print(self) -> None:
         """A table of the graphs, the errors in full, and the summary, to standard output."""
-        console = Console()
+        console = Console(markup=False)  # A path may have brackets in it.
         if not console.is_terminal:
             console.width = _PLAIN_WIDTH
         table = Table(title=f"Graphs of {self.model}", title_justify="left")
@@ -92,8 +92,8 @@ class JobReport:
         console.print(table)
         for line in self.graphs:
             if line.error:
-                console.print(f"{line.graph}: {line.error}", style="red", markup=False, highlight=False)
-        console.print(self.summary(), markup=False, highlight=False)
+                console.print(f"{line.graph}: {line.error}", style="red", highlight=False)
+        console.print(self.summary(), highlight=False)
 
 
 # Of a log file: wide enough for whole keys.

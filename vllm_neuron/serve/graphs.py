@@ -112,16 +112,9 @@ class GraphSet:
         }
 
     def _recall(self, traces: TraceCache) -> dict[str, FoundManifest]:
-        buckets = list(self._buckets.values())
-        found = traces.recall(buckets)
-        logger.info("%s", traces.report(buckets, found))
-        if self._pipeline.strict:
-            return found
-        lost = [name for name, each in found.items() if not self._pipeline.has(each.manifest.module)]
-        if lost:
-            # What has to be compiled has to be captured, for the module's text.
-            logger.info("Captured nevertheless, because their artifacts are in no tier: %s", ", ".join(lost))
-        return {name: each for name, each in found.items() if name not in lost}
+        # In strict mode, what is in no tier is an error all the same: no capture would help.
+        pipeline = self._pipeline
+        return traces.usable(list(self._buckets.values()), lambda module: pipeline.strict or pipeline.has(module))
 
     def _capture(self, buckets: Sequence[Bucket], *, here: bool = False) -> Iterator[TracedGraph]:
         if not buckets:
@@ -175,7 +168,8 @@ class GraphSet:
         if self._pipeline.strict:
             raise CacheError(
                 f"Strict mode: {len(reasons)} manifests do not fit the loaded model. {lines}. To replace them, remove "
-                f"{envs.get_neuron_precompile_cache_dir()} and run: {self._compile_command()}"
+                f"{envs.get_neuron_precompile_cache_dir()} and run: "
+                f"{envs.CACHING_PRECOMPILE.name}=0 {self._compile_command()}"
             )
         logger.warning("Captured again, because their manifests can't be used: %s", lines)
         for name in reasons:

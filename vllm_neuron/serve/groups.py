@@ -11,17 +11,19 @@ from vllm.distributed import (
     set_custom_all_reduce,
 )
 
+from vllm_neuron import envs
+
 
 def init_groups(vllm_config: Any, rank: int, method: str, local_rank: int) -> None:
     """Create the groups that vLLM's layers ask for their rank, over gloo.
 
+    Ranks wait for one another as long as vLLM's own option says, or else our variable: then they fail, here or later.
     vLLM's own function for this lies in the module of its GPU worker, which takes a second to import.
     """
     parallel = vllm_config.parallel_config
-    seconds = parallel.distributed_timeout_seconds
-    timeout = None if seconds is None else timedelta(seconds=seconds)
+    seconds = parallel.distributed_timeout_seconds or envs.BARRIER_TIMEOUT.get()
     set_custom_all_reduce(False)
-    init_distributed_environment(parallel.world_size, rank, method, local_rank, "gloo", timeout)
+    init_distributed_environment(parallel.world_size, rank, method, local_rank, "gloo", timedelta(seconds=seconds))
     ensure_model_parallel_initialized(
         parallel.tensor_parallel_size,
         parallel.pipeline_parallel_size,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import logging
@@ -15,7 +14,7 @@ import torch
 from pydantic import ValidationError
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from vllm_neuron import envs, metrics
+from vllm_neuron import envs, logs, metrics
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.routes import current_route, log_once, optimization_level
 from vllm_neuron.serve import checks, command_line, lifetime
@@ -34,8 +33,7 @@ os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(24 * 3600))
 # vLLM imports this module before anything of Prometheus.
 metrics.share()
 note_process_start()
-with contextlib.suppress(ConfigError):  # Reported when the environment is checked.
-    logging.getLogger("vllm.neuron").setLevel(envs.LOG_LEVEL.get())
+logs.set_level()
 
 
 class NeuronPlatform(Platform):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from vllm_neuron.cache.manifests import FoundManifest, ManifestStore
 from vllm_neuron.cache.sources import SourceDigests
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheError, UnsupportedError
-from vllm_neuron.lowering.module import LoweredModule
+from vllm_neuron.lowering.module import LoweredModule, ModuleIdentity
 from vllm_neuron.routes import Route, current_route
 from vllm_neuron.serve.buckets import Bucket
 from vllm_neuron.serve.step import step_inputs
@@ -68,6 +68,18 @@ class TraceCache:
         if self._store.problems:
             self._tell(list(self._store.problems.values()), lost=len(found) < len(buckets))
         return found
+
+    def usable(self, buckets: Sequence[Bucket], has: Callable[[ModuleIdentity], bool]) -> dict[str, FoundManifest]:
+        """As :meth:`recall`, but only those of modules that ``has`` is true of, and told in the log.
+
+        What has to be compiled has to be captured, for the module's text.
+        """
+        found = self.recall(buckets)
+        logger.info("%s", self.report(buckets, found))
+        lost = [name for name, each in found.items() if not has(each.manifest.module)]
+        if lost:
+            logger.info("Captured nevertheless, because their artifacts are in no tier: %s", ", ".join(lost))
+        return {name: each for name, each in found.items() if name not in lost}
 
     def report(self, buckets: Sequence[Bucket], found: Mapping[str, FoundManifest]) -> str:
         """One line: how many graphs need no capture, and what is different about the others."""
