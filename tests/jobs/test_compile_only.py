@@ -153,6 +153,11 @@ def test_strict_with_empty_tiers_fails_and_says_what_fills_them(site: Site, tmp_
     # It works where it is read: in a shell that is set for strict starts.
     command = f"env -u VLLM_NEURON_DISABLE_WARMUP_COMPILE vllm-neuron compile {production} --dtype float32"
     assert f"To fill the cache, run: {command} --max-model-len 128" in output
+    # Said once, and at the end.
+    assert output.count("Strict mode: 3 of 3") == 1
+    assert "Traceback" not in output
+    assert "leaked" not in output
+    assert done.stderr.rstrip().endswith("vllm-neuron: error: the engine did not start; its own error is above")
     assert not list(tmp_path.rglob("*.vmfb"))
     mark = f"STRICT_TEST={tmp_path}".encode()
     assert not [process for process in psutil.process_iter() if mark in _environment(process)]

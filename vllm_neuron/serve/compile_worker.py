@@ -11,7 +11,7 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from vllm_neuron.errors import CompileError
 from vllm_neuron.serve.kv import kv_bytes_per_block, planned_blocks
-from vllm_neuron.serve.lifetime import end_with_parent
+from vllm_neuron.serve.lifetime import end_with_parent, ends_engine
 from vllm_neuron.serve.step import StepModel
 from vllm_neuron.serve.tracing import Tracer
 
@@ -26,6 +26,7 @@ class CompileOnlyWorker(WorkerBase):
         super().__init__(*args, **kwargs)
         self._step_model: StepModel | None = None
 
+    @ends_engine
     def init_device(self) -> None:
         """Compile everything, before vLLM asks for more. Raises :class:`CompileError` where a graph is not there."""
         end_with_parent()

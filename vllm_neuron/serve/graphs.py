@@ -197,9 +197,7 @@ class GraphSet:
             if outcome not in misses and outcome.error is not None:
                 raise outcome.error
         if misses:
-            error = self._miss_error([outcome.request for outcome in misses])
-            logger.error("%s", error)
-            raise error
+            raise self._miss_error([outcome.request for outcome in misses])
 
     def _miss_error(self, requests: list[GraphRequest]) -> NeuronError:
         misses = [Miss(request.name, self._pipeline.key(request.module), request.provenance) for request in requests]

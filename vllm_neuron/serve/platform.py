@@ -163,7 +163,7 @@ class NeuronPlatform(Platform):
             parallel.worker_cls = COMPILE_ONLY_WORKER if envs.CPU_COMPILE.get() else WORKER
         parallel.disable_custom_all_reduce = True
         scheduler.async_scheduling = False
-        lifetime.stop_at_signals()
+        lifetime.mind_the_start()
 
 
 _COMPILE_ONLY = (

@@ -27,7 +27,7 @@ from vllm_neuron.serve.eager import EagerExecutor
 from vllm_neuron.serve.executor import GraphExecutor, allocate
 from vllm_neuron.serve.groups import init_groups
 from vllm_neuron.serve.kv import check_host_memory, kv_bytes_per_block, planned_blocks
-from vllm_neuron.serve.lifetime import end_with_parent
+from vllm_neuron.serve.lifetime import end_with_parent, ends_engine
 from vllm_neuron.serve.runner import NeuronRunner
 from vllm_neuron.serve.start_report import StartClock, tell
 from vllm_neuron.serve.step import StepModel, model_inputs
@@ -50,6 +50,7 @@ class NeuronWorker(WorkerBase):
         self._executor: GraphExecutor | None = None
         self._graphs: GraphSet | None = None
 
+    @ends_engine
     def init_device(self) -> None:
         """The process's threads, seed and process group."""
         without_accelerator()
@@ -67,6 +68,7 @@ class NeuronWorker(WorkerBase):
         init_groups(self.vllm_config, self.rank, self.distributed_init_method, self.local_rank)
         set_random_seed(self.model_config.seed)
 
+    @ends_engine
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Build the model and read its weights."""
         started = time.monotonic()
@@ -94,6 +96,7 @@ class NeuronWorker(WorkerBase):
         """Bytes for exactly the blocks that the graphs are compiled for. Nothing on this host is measured."""
         return self._kv_blocks() * self._kv_bytes_per_block()
 
+    @ends_engine
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the KV caches, and make the executor over them."""
         step_model, blocks, per_block = self._loaded(), kv_cache_config.num_blocks, self._kv_bytes_per_block()
@@ -109,6 +112,7 @@ class NeuronWorker(WorkerBase):
         """Only called where vLLM fits the length to the memory, which the configuration check refuses."""
         raise UnsupportedError("max_model_len can't change after the start: it is a part of every graph's shape")
 
+    @ends_engine
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Make every bucket ready."""
         assert self._executor is not None, "caches before graphs"
