@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -23,6 +22,11 @@ from vllm_neuron.jobs.compile_only import compile_model
 from vllm_neuron.jobs.report import JobReport
 from vllm_neuron.serve.model_folder import check_dtype_known
 from vllm_neuron.targets import resolve_target
+
+try:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+except ModuleNotFoundError:  # vLLM 0.33 has it elsewhere.
+    from vllm.entrypoints.common.cli_args import make_arg_parser  # type: ignore[no-redef]
 
 logger = logging.getLogger("vllm.neuron.job")
 
