@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for variable in envs.VARIABLES:
         for name in (variable.name, *variable.old_names):
             os.environ.pop(name, None)
+    # A shell that starts the run in the background has it ignore SIGINT, and so would all that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     cache = tempfile.TemporaryDirectory(prefix="vllm-neuron-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(cache.cleanup)
     os.environ.update(
