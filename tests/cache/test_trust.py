@@ -109,6 +109,29 @@ def test_unsigned_entry_is_replaced_by_who_signs_and_is_never_signed_by_him(
     assert found.entry.artifact_path.read_bytes() == ARTIFACT
 
 
+def test_what_nobody_here_would_accept_is_not_published(
+    monkeypatch: pytest.MonkeyPatch, entry: Entry, remote: FolderRemote,
+    key: Callable[[str], tuple[str, str]], tmp_path: Path,
+) -> None:  # fmt: skip
+    """Else a job says that it has published what production refuses. What is there and trusted is enough."""
+    private, public = key("ours")
+    store = ManifestStore(tmp_path / "manifests", [remote])
+    monkeypatch.setenv(TRUSTED, public)
+    attempts: list[Callable[[], object]] = [
+        lambda: TieredCache(LocalTier(tmp_path / "host"), [remote]).publish_remote(entry),
+        lambda: store.publish(manifest()),
+        lambda: archive.pack([entry], tmp_path / "cache.tar"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(CacheError, match=f"is not signed, and only signed ones are accepted here: set {SIGNING} "):
+            attempt()
+    assert (remote.keys(), remote.manifest_keys(), list(tmp_path.glob("*.tar"))) == ([], [], [])
+    monkeypatch.setenv(SIGNING, private)
+    assert (remote.publish(entry), store.publish(manifest())) == (True, True)
+    monkeypatch.delenv(SIGNING)
+    assert (remote.publish(entry), store.publish(manifest())) == (False, False)
+
+
 def test_archives_are_signed_and_checked(
     monkeypatch: pytest.MonkeyPatch, entry: Entry, key: Callable[[str], tuple[str, str]], tmp_path: Path
 ) -> None:

@@ -347,5 +347,23 @@ def test_keys_agree_over_processes_hash_seeds_and_folders(tmp_path: Path) -> Non
     assert found[0] == found[1]
 
 
+def test_forked_children_call_what_their_parent_compiled() -> None:
+    """As a worker pool does, also after its parent has gone to another folder."""
+    code = """
+import multiprocessing, os, torch
+compiled = torch.compile(lambda x: x * 2 + 1, backend="neuron_native")
+def right(_=None):
+    return torch.equal(compiled(torch.ones(64)), torch.full((64,), 3.0))
+def in_child():
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(right)
+assert right()
+os.chdir("/")
+print(in_child(), in_child(), right())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "True True True\n"), done.stderr[-3000:]
+
+
 def test_names_are_registered() -> None:
     assert {"neuron", "neuron_native", "neuron_libtorch_graph_capture"} <= set(torch._dynamo.list_backends())

@@ -103,9 +103,9 @@ class Manifest(BaseModel):
         return self._text() + self._signature
 
     def to_publish(self) -> bytes:
-        """The text of the file for a place that others read, signed where this process signs."""
+        """The text of the file for a place that others read, signed: see ``trust.to_publish``."""
         text = self._text()
-        return text + (trust.signature(self.key, text, trust.MANIFEST) or self._signature)
+        return text + (trust.to_publish(self.key, text, self._signature or None, trust.MANIFEST) or b"")
 
     def check_trusted(self) -> None:
         """Raise ``UntrustedEntryError`` where keys are trusted and none of them has signed this."""

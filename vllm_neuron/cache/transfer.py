@@ -55,8 +55,8 @@ def copy_entry(
 
 
 def signature_to_publish(key: str, data: bytes, folder: int) -> bytes | None:
-    """This process's own signature where it signs, else the one that the entry came with, else None."""
-    return trust.signature(key, data) or _signature(key, data, folder)
+    """See ``trust.to_publish``."""
+    return trust.to_publish(key, data, _signature(key, data, folder))
 
 
 def _signature(key: str, data: bytes, folder: int) -> bytes | None:

@@ -45,6 +45,22 @@ def signature(key: str, metadata: bytes, kind: str = ENTRY) -> bytes | None:
     return json.dumps({"algorithm": "ed25519", "signature": base64.b64encode(signed).decode()}).encode() + b"\n"
 
 
+def to_publish(key: str, metadata: bytes, found: bytes | None, kind: str = ENTRY) -> bytes | None:
+    """The signature to publish with: this process's own where it signs, else ``found``, which it came with.
+
+    Raises ``UntrustedEntryError`` where those who trust what is trusted here would not accept it.
+    """
+    made = signature(key, metadata, kind) or found
+    try:
+        check(key, metadata, made, kind)
+    except UntrustedEntryError as error:
+        raise UntrustedEntryError(
+            f"{error}: set {envs.CACHE_SIGNING_KEY.name} to sign what is published, "
+            f"or unset {envs.CACHE_TRUSTED_KEYS.name}"
+        ) from None
+    return made
+
+
 def check(key: str, metadata: bytes, found: bytes | None, kind: str = ENTRY) -> None:
     """Raise ``UntrustedEntryError`` unless nobody in particular is trusted, or ``found`` is by one who is."""
     trusted = _trusted()

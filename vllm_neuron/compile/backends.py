@@ -14,7 +14,9 @@ that it is called with.
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -162,8 +164,12 @@ def _resolve(graph: CanonicalGraph, route: Route) -> Entry:
 
 
 def _load(graph: CanonicalGraph, entry: Entry) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+    """What runs the artifact: of a process that loads it, and of the children that it forks, which load it again."""
     check_features(entry.metadata.required_features)
-    return IreeExecutable(entry.artifact_path, graph.abi)
+    artifact, abi = entry.artifact_path.absolute(), graph.abi
+    loaded = functools.cache(lambda process: IreeExecutable(artifact, abi))
+    loaded(os.getpid())
+    return lambda inputs: loaded(os.getpid())(inputs)
 
 
 def _zeros(graph: CanonicalGraph, entry: Entry) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
