@@ -129,8 +129,17 @@ def test_a_good_remote_one_takes_the_place_of_a_bad_local_one(tmp_path: Path) ->
 def test_publishing_to_a_folder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "remote").mkdir()
     (tmp_path / "remote" / ".manifests").write_text("")
-    with pytest.raises(CacheError, match="decode_b1 can't be published to"):
+    with pytest.raises(CacheError, match=r"decode_b1 can't be published to .*/\.manifests is not a folder: remove it"):
         ManifestStore(tmp_path / "local", [FolderRemote(tmp_path / "remote")]).publish(manifest())
+
+
+def test_a_folder_in_the_place_of_a_manifest_is_replaced(tmp_path: Path) -> None:
+    remote = FolderRemote(tmp_path / "remote")
+    (tmp_path / "remote" / ".manifests" / f"{KEY.digest}.json" / "inner").mkdir(parents=True)
+    assert ManifestStore(tmp_path / "local", [remote]).publish(manifest())
+    found = ManifestStore(tmp_path / "elsewhere", [remote]).lookup(KEY.digest)
+    assert found is not None
+    assert found.manifest == manifest()
 
 
 def test_where_nothing_can_be_stored_a_start_goes_on(tmp_path: Path) -> None:

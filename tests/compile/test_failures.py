@@ -24,6 +24,10 @@ INSIDE = (
     "This is an error inside the compiler. What reproduces it is beside the log: the module, and the command line in "
     "command.txt. Try another --optimization-level, and report it to AWS"
 )
+REPORT = (
+    "If it happens again, report it to the compiler's makers. What reproduces it is beside the log: the module, and "
+    "the command line in command.txt"
+)
 DEVICE_MEMORY = (
     "The graph does not fit the device's memory: lower --max-num-seqs, --max-num-batched-tokens or --max-model-len, "
     "or make the KV cache smaller with --kv-cache-memory-bytes"
@@ -60,14 +64,16 @@ FAILURES = {
     "exits 70": f"neuronx-cc failed with exit code 70. {INSIDE}",
     "exits 2": "neuronx-cc failed with exit code 2. The installed neuronx-cc does not take these arguments: correct "
     "compiler_args, or install another release",
-    "exits 3": "neuronx-cc failed with exit code 3",
-    "crashes": "neuronx-cc failed with exit code 1",
+    "exits 3": f"neuronx-cc failed with exit code 3. {REPORT}",
+    "exits 139": f"neuronx-cc failed with exit code 139, as after signal 11 (Segmentation fault). {REPORT}",
+    "exits 255": f"neuronx-cc failed with exit code 255. {REPORT}",
+    "crashes": f"neuronx-cc failed with exit code 1. {REPORT}",
     "targets trn1,inf2": "neuronx-cc failed with exit code 2. First error: neuronx-cc: error: argument --target: "
     "invalid choice: trn2 (choose from trn1, inf2). The installed neuronx-cc does not know this target: install a "
     "newer one",
     "truncates": "neuronx-cc ended without an error, but graph_KEY.neff is not a whole NEFF: its header tells of 1024 "
-    "+ 10240 bytes, and it has 5632",
-    "no artifact": "neuronx-cc ended without an error and without an artifact",
+    f"+ 10240 bytes, and it has 5632. {REPORT}",
+    "no artifact": f"neuronx-cc ended without an error and without an artifact. {REPORT}",
     "hangs": "neuronx-cc was stopped after 3 s, its time limit. If it was making progress, raise "
     "VLLM_NEURON_COMPILER_TIMEOUT",
 }  # fmt: skip
@@ -177,7 +183,7 @@ def test_without_a_cache_to_write_to_the_files_are_kept_elsewhere(
     bench.play("exits 3")
     message = bench.error(scale(3))
     (record,) = (tmp_path / "tmp").glob("vllm-neuron-failure-*")
-    assert message.splitlines()[0] == f"neuronx-cc failed with exit code 3. Log: {record / 'compiler.log'}"
+    assert message.splitlines()[0] == f"neuronx-cc failed with exit code 3. {REPORT}. Log: {record / 'compiler.log'}"
     assert (record / "graph.mlir").read_bytes() == scale(3).data
 
 

@@ -67,6 +67,15 @@ def test_a_remote_that_takes_nothing_fails_only_a_required_publish(tmp_path: Pat
         assert resolving.resolve(scale(3), {}).source is Source.COMPILED
 
 
+def test_a_damaged_entry_is_fetched_and_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    key = pipeline(tmp_path, "a", publish=Publish.REQUIRED).resolve(scale(3), {}).key.digest
+    artifact = tmp_path / "remote" / key / "graph.vmfb"
+    artifact.write_bytes(artifact.read_bytes()[:-1])
+    found = pipeline(tmp_path, "b", publish=Publish.REQUIRED).resolve(scale(3), {})
+    assert (found.source, found.published) == (Source.COMPILED, True)
+    assert len([one for one in caplog.records if key in one.getMessage() and one.levelname == "WARNING"]) == 1
+
+
 def test_strict_compiles_nothing(tmp_path: Path) -> None:
     strict = pipeline(tmp_path, "a", strict=True)
     with pytest.raises(CacheMissError, match=strict.key(scale(3)).digest):

@@ -190,6 +190,17 @@ def test_a_job_whose_graphs_are_gone_when_it_ends_has_failed(site: Site, tmp_pat
     assert "can't be kept in /proc/cache" in job.stdout
 
 
+def test_a_job_that_can_publish_nowhere_is_refused_before_anything_is_captured(site: Site, tmp_path: Path) -> None:
+    job = run(
+        [*COMMAND, "compile", str(site.shapes), *SIZES, "--remote", f"ro+file://{site.remote}"],
+        VLLM_CACHE_ROOT=tmp_path / "root",
+    )
+    assert job.returncode == 2
+    (line,) = (line for line in job.stderr.splitlines() if ": error: " in line)
+    assert f"every remote cache is read-only ({site.remote}). Name one that can be written to" in line
+    assert "Captured" not in job.stdout + job.stderr
+
+
 @pytest.mark.slow
 def test_what_a_job_is_about_to_publish_is_not_collected(site: Site, tmp_path: Path) -> None:
     """All that is in the local tier may go, again and again, while the job runs."""

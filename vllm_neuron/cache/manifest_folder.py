@@ -44,9 +44,13 @@ class ManifestFolder:
             os.close(folder)
 
     def write(self, key: str, data: bytes) -> None:
-        """Store a manifest: written aside and renamed, whatever was there. Raises ``OSError``."""
+        """Store a manifest: written aside and renamed, whatever was there. Raises ``OSError``, or ``CacheError``."""
         folders.make_folder(self.root.parent)
+        if self.root.exists() and not self.root.is_dir():
+            raise CacheError(f"{self.root} is not a folder: remove it, and it will be made anew")
         folders.make_inner(self.root)
+        if (self.root / _name(key)).is_dir():
+            folders.remove(self.root / _name(key))
         aside = self.root / f".{key}.{secrets.token_hex(8)}"
         try:
             files.write_synced(aside, data)

@@ -21,7 +21,7 @@ from vllm_neuron.cache.metadata import Metadata
 from vllm_neuron.cache.progress import Progress
 from vllm_neuron.cache.remote import RemoteTier, open_remotes
 from vllm_neuron.cache.steps import Step
-from vllm_neuron.errors import CacheError
+from vllm_neuron.errors import CacheError, ConfigError
 
 logger = logging.getLogger("vllm.neuron.cache")
 
@@ -116,6 +116,15 @@ class TieredCache:
         except (OSError, CacheError) as error:
             logger.warning("The entries of the remote cache %s can't be listed: %s", remote.name, error)
             return []
+
+    def check_publishable(self) -> None:
+        """Raises ``ConfigError`` where there are remote tiers, and none takes any entry."""
+        if self.remotes and all(remote.read_only for remote in self.remotes):
+            names = ", ".join(remote.name for remote in self.remotes)
+            raise ConfigError(
+                f"nothing can be published: every remote cache is read-only ({names}). Name one that can be written "
+                "to; to see whether everything is there, run vllm-neuron plan with --check"
+            )
 
     def publish_remote(self, entry: Entry) -> bool:
         """Store an entry in every remote tier that takes any. True if ours landed in one; False if all had it.

@@ -151,10 +151,10 @@ class Pipeline:
             )
         with self.cache.lock(key.digest):
             steps.reached(Step.LOCKED)
-            # Another process may have compiled it while this one waited.
-            found = self.cache.lookup(key.digest)
-            if found is not None:
-                return Resolution(key, found.entry, Source(found.tier), self.compile_for, 0.0)
+            # Another process may have compiled it while this one waited. Remote tiers have just been asked.
+            there = self.cache.local.lookup(key.digest)
+            if there is not None:
+                return Resolution(key, there, Source.LOCAL, self.compile_for, 0.0)
             entry = self._compile(module, key, provenance)
         return Resolution(key, entry, Source.COMPILED, self.compile_for, 0.0)
 

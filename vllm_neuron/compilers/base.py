@@ -32,6 +32,11 @@ LOG_NAME = "compiler.log"
 COMMAND_NAME = "command.txt"
 _TAIL_LINES = 15
 _LINE_LIMIT = 400
+_SIGNALS = 32  # A shell that ran the compiler adds 128 to the number of the signal that ended it.
+_REPORT = (
+    "If it happens again, report it to the compiler's makers. What reproduces it is beside the log: the module, and "
+    "the command line in command.txt"
+)
 
 
 class Compiler(Protocol):
@@ -124,12 +129,16 @@ def run_compiler(
         raise _failure(compiler, job, result)
     artifact = folder / artifact_file
     if not artifact.exists():
-        raise CompileError(f"{compiler.name} ended without an error and without an artifact. Log: {job['log']}")
+        raise CompileError(
+            f"{compiler.name} ended without an error and without an artifact. {_REPORT}. Log: {job['log']}"
+        )
     try:
         compiler.verify(artifact)
     except CompileError as error:
         artifact.unlink()
-        raise CompileError(f"{compiler.name} ended without an error, but {error}. Log: {job['log']}") from None
+        raise CompileError(
+            f"{compiler.name} ended without an error, but {error}. {_REPORT}. Log: {job['log']}"
+        ) from None
     return CompileReport(artifact, result["seconds"], result["peak_memory_bytes"], command, folder / LOG_NAME)
 
 
@@ -188,7 +197,7 @@ def _failure(compiler: Compiler, job: Job, result: Result | None) -> CompileErro
     if result and result["outcome"] == "timeout":
         advice = f"If it was making progress, raise {envs.COMPILER_TIMEOUT.name}"
     parts = [f"{compiler.name} {_ending(job, result)}", first_error and f"First error: {first_error}",
-             advice or (_memory_advice() if killed else ""), f"Log: {job['log']}"]  # fmt: skip
+             advice or (_memory_advice() if killed else _REPORT), f"Log: {job['log']}"]  # fmt: skip
     message = ". ".join(part.rstrip(".") for part in parts if part) + (f"\n{tail}" if tail else "")
     lacked_memory = killed or (returncode and compiler.memory_pattern.search(text))
     return CompilerMemoryError(message) if lacked_memory else CompileError(message)
@@ -205,7 +214,9 @@ def _ending(job: Job, result: Result | None) -> str:
         return "was stopped by a signal to the process that supervised it"
     if result["returncode"] < 0:
         return f"was ended by signal {-result['returncode']} ({signal.strsignal(-result['returncode'])})"
-    return f"failed with exit code {result['returncode']}"
+    number = result["returncode"] - 128
+    signalled = f", as after signal {number} ({signal.strsignal(number)})" if 0 < number < _SIGNALS else ""
+    return f"failed with exit code {result['returncode']}{signalled}"
 
 
 def _memory_advice() -> str:

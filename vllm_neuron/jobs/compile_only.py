@@ -37,14 +37,16 @@ def compile_model(vllm_config: Any, on_line: OnLine | None = None) -> JobReport:
     Their manifests are stored and published with them, so that neither production nor this job, when it is run again,
     need capture. In strict mode everything is captured, and nothing is compiled or published: the report says what is
     missing. ``on_line`` is called as graphs finish, with the line, how many are done and how many there are. Raises
-    :class:`CompileError` where the compiler is missing, before anything is captured, and :class:`CaptureError` or
-    :class:`UnsupportedOpError` where a graph can't be captured; what the compiler or a tier refuses is in the report.
+    :class:`ConfigError` where all remote tiers are read-only and :class:`CompileError` where the compiler is missing,
+    before anything is captured, and :class:`CaptureError` or :class:`UnsupportedOpError` where a graph can't be
+    captured; what the compiler or a tier refuses is in the report.
     """
     start = time.monotonic()
     target = compile_target()
     buckets = buckets_for(vllm_config)
     pipeline = _pipeline(vllm_config, target)
     if not pipeline.strict:
+        pipeline.cache.check_publishable()
         check_compiler(target)
     pipeline.check_keys()
     report = JobReport(vllm_config.model_config.model, tiers=pipeline.cache.describe())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import logging
@@ -38,6 +39,12 @@ def mind_the_start() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
         sys.excepthook = _point_to_the_reason
+        free_at_exit()
+
+
+def free_at_exit() -> None:
+    """Free what vLLM, or this package, has frozen: else extension modules print pages about it, after the last line."""
+    atexit.register(gc.unfreeze)
 
 
 def ends_engine(step: Callable[P, T]) -> Callable[P, T]:
@@ -56,8 +63,6 @@ def ends_engine(step: Callable[P, T]) -> Callable[P, T]:
                 raise
             logger.error("%s", error)
             logger.debug("It was raised here", exc_info=True)
-        # What is frozen is not freed at exit, and extension modules print pages about that, after the error.
-        gc.unfreeze()
         raise SystemExit(1)
 
     return run

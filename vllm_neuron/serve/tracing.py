@@ -254,6 +254,7 @@ def _model_parallel_state(vllm_config: Any) -> Iterator[None]:
     if parallel_state.model_parallel_is_initialized():  # type: ignore[no-untyped-call]
         yield
         return
+    # Only the ranks meet there: whoever is killed later leaves nothing.
     with tempfile.TemporaryDirectory(prefix="vllm_neuron_") as folder, _configured(vllm_config):
         init_groups(vllm_config, 0, f"file://{Path(folder, 'group')}", 0)
-        yield
+    yield

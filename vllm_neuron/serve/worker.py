@@ -27,7 +27,7 @@ from vllm_neuron.serve.eager import EagerExecutor
 from vllm_neuron.serve.executor import GraphExecutor, allocate
 from vllm_neuron.serve.groups import init_groups
 from vllm_neuron.serve.kv import check_host_memory, kv_bytes_per_block, planned_blocks
-from vllm_neuron.serve.lifetime import end_with_parent, ends_engine
+from vllm_neuron.serve.lifetime import end_with_parent, ends_engine, free_at_exit
 from vllm_neuron.serve.runner import NeuronRunner
 from vllm_neuron.serve.start_report import StartClock, tell
 from vllm_neuron.serve.step import StepModel, model_inputs
@@ -76,6 +76,7 @@ class NeuronWorker(WorkerBase):
             self.vllm_config.load_config.load_format = "dummy"
         # vLLM collects garbage twice while it loads a model. What has been imported stays, and need not be looked at.
         gc.freeze()
+        free_at_exit()
         with self._clock.phase("weights"), set_current_vllm_config(self.vllm_config):
             model = get_model(vllm_config=self.vllm_config)
         self._step_model = StepModel(model, self.vllm_config)
