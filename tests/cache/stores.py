@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 READY_SECONDS = 60
+START_ATTEMPTS = 3
 
 
 @dataclass
@@ -54,6 +55,21 @@ def find_program(name: str) -> str:
 @contextmanager
 def s3_server(folder: Path) -> Iterator[dict[str, str]]:
     """SeaweedFS, as the environment with which S3 clients find it. Nothing of it is left afterwards."""
+    for attempt in range(START_ATTEMPTS):
+        (inner := folder / str(attempt)).mkdir()
+        server, environment = _start_s3(inner)
+        try:
+            # It needs many ports, and another process may have taken one since we looked: then it ends.
+            if _make_bucket(server, environment):
+                yield environment
+                return
+        finally:
+            server.kill()
+            server.wait()
+    pytest.fail(f"the S3 server has ended {START_ATTEMPTS} times; see {folder}/*/log")
+
+
+def _start_s3(folder: Path) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
     program = find_program("weed")
     services = ("master", "volume", "filer", "s3")
     ports = free_ports(2 * len(services))
@@ -66,24 +82,20 @@ def s3_server(folder: Path) -> Iterator[dict[str, str]]:
     environment = {**keys, "AWS_DEFAULT_REGION": "us-east-1",
                    "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports[len(services) - 1]}"}  # fmt: skip
     with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **keys})
-        try:
-            _make_bucket(server, environment)
-            yield environment
-        finally:
-            server.kill()
-            server.wait()
+        return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **keys}), environment
 
 
-def _make_bucket(server: subprocess.Popen[bytes], environment: dict[str, str]) -> None:
+def _make_bucket(server: subprocess.Popen[bytes], environment: dict[str, str]) -> bool:
+    """Whether the bucket is there; False where the server has ended."""
     code = "import s3fs; s3fs.S3FileSystem().mkdir('bucket')"
     deadline = time.monotonic() + READY_SECONDS
     while True:
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
         if done.returncode == 0:
-            return
-        assert server.poll() is None, "the S3 server has ended"
+            return True
+        if server.poll() is not None:
+            return False
         assert time.monotonic() < deadline, done.stderr
         time.sleep(0.2)
 

@@ -255,6 +255,9 @@ def test_publishers_and_gc_at_the_same_time(store: Store, publisher: RemoteTier,
     assert found is not None
     assert found.entry.artifact_path.read_bytes() == ARTIFACT
     if not store.url.startswith("s3"):
+        if "/mount/" in store.url:
+            # FUSE keeps what is removed while someone reads it. Then it goes with the next one who comes.
+            publisher.trim()
         assert names(Path(publish_url) / ".staging") == []
 
 
