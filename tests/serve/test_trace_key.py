@@ -28,7 +28,7 @@ class Model(LlamaForCausalLM):
 EXPECTED = {
     "model": "model.rms_norm_eps: 1e-06 there, 0.25 here",
     "tying": "model.tie_word_embeddings: false there, true here",
-    "override": "model.rope_parameters.",
+    "override": "model.rope_parameters.rope_theta: 10000.0 there, 5.0 here",
     "dtype": "model_config.dtype: torch.float32 there, torch.bfloat16 here",
     "length": "model_config.max_model_len: 128 there, 64 here",
     "sequences": "sizes.max_num_seqs: 2 there, 4 here",

@@ -119,10 +119,9 @@ class TieredCache:
 
     def check_publishable(self) -> None:
         """Raises ``ConfigError`` where there are remote tiers, and none takes any entry."""
-        if self.remotes and all(remote.read_only for remote in self.remotes):
-            names = ", ".join(remote.name for remote in self.remotes)
+        if self._all_read_only:
             raise ConfigError(
-                f"nothing can be published: every remote cache is read-only ({names}). Name one that can be written "
+                f"nothing can be published: {self._all_read_only}. Name one that can be written "
                 "to; to see whether everything is there, run vllm-neuron plan with --check"
             )
 
@@ -131,11 +130,9 @@ class TieredCache:
 
         Does nothing without a remote tier. Raises ``CacheError`` where it can't.
         """
-        writable = [remote for remote in self.remotes if not remote.read_only]
-        if self.remotes and not writable:
-            names = ", ".join(remote.name for remote in self.remotes)
-            raise CacheError(f"entry {entry.key} can't be published: every remote cache is read-only ({names})")
-        landed = [self._to_remote(remote, entry) for remote in writable]
+        if self._all_read_only:
+            raise CacheError(f"entry {entry.key} can't be published: {self._all_read_only}")
+        landed = [self._to_remote(remote, entry) for remote in self.remotes if not remote.read_only]
         return any(landed)
 
     def lock(self, key: str) -> AbstractContextManager[LockState]:
@@ -156,6 +153,13 @@ class TieredCache:
             found = [_metadata(remote, key) for key in self.keys_of(remote)]
             candidates.extend((remote.name, metadata) for metadata in found if metadata is not None)
         return nearest(parts, provenance, candidates, limit)
+
+    @property
+    def _all_read_only(self) -> str:
+        """What is wrong where there are remote tiers, and none takes any entry; else ''."""
+        if not self.remotes or not all(remote.read_only for remote in self.remotes):
+            return ""
+        return f"every remote cache is read-only ({', '.join(remote.name for remote in self.remotes)})"
 
     def _find(self, key: str) -> Found | None:
         entry = self._from_local(key)
