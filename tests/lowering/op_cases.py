@@ -324,6 +324,10 @@ ELEMENTWISE: dict[str, Case] = {
             torch.tensor([2.0, 2.0, math.inf, math.inf, -math.inf, 0.0, 1.0, 0.0, 0.0, -2.0]),
         ),
     ),
+    "float remainder of many": (
+        lambda a: (a % 6.2831853, a.fmod(0.1), a // 0.3),
+        (torch.tensor([1e6, -1e10, 12345.678]),),
+    ),
     "float remainder": (lambda a: (a % 0.7, torch.fmod(a, 0.7), a // 0.7), (X,)),
     "bits": (lambda a: ((a >> 2) & 3, a << 3, a | 5, a ^ 5, ~a, a.bitwise_and(a.flip(0))), (below(99, 4, 3),)),
     "bits of negatives": (lambda a: (a >> 2, a & 255, a << 1), (below(99, 4, 3) - 50,)),
@@ -346,12 +350,98 @@ ELEMENTWISE: dict[str, Case] = {
     "float64": (lambda a, b: (a @ b, a.exp(), a / 3, a.sum(), 0.1 * a), (f32(5, 5).double(), f32(5, 5).double())),
 }
 
+TRUTHS = torch.tensor([[True, False, False], [True, True, False]])
+BYTES = torch.tensor([[1, 2, 3], [200, 201, 250]], dtype=torch.uint8)
+ONES = torch.ones(600, 4)
+FEW_DIMENSIONS = torch.tensor(3.0)
+
+
+def extremes(x: Tensor) -> list[Any]:
+    return [
+        x.amax(0), x.amin(-1), x.amax(), x.amin(), x.max(), x.min(), x.max(0), x.min(-1, keepdim=True), x.any(),
+        x.all(), x.any(0), x.all(-1), *torch.aminmax(x),
+    ]  # fmt: skip
+
+
+def accumulated(x: Tensor) -> list[Tensor]:
+    """Of hundreds of small numbers: in 16 bits the sum stops growing at 256 or at 2048."""
+    return [
+        x.sum(), x.sum(0), x.mean(), x.mean(0), x.norm(dim=0), x.var(0), x.std(0), F.avg_pool1d(x.t(), 600),
+        F.l1_loss(x, x * 0), F.nll_loss(-x, torch.zeros(600, dtype=torch.long)),
+        (x[:1] * 0).scatter_add(0, torch.zeros(600, 4, dtype=torch.long), x), x.t().softmax(-1) * 600,
+        x.sum(0, dtype=torch.float32),
+    ]  # fmt: skip
+
+
+def pools(x: Tensor, y: Tensor) -> list[Tensor]:
+    return [
+        F.max_pool2d(x, 2, 2, ceil_mode=True), F.max_pool2d(x, 3, 2, 1, ceil_mode=True),
+        F.max_pool2d(x, 2, (2, 3), ceil_mode=True), F.max_pool2d(x.int(), 2, 2, ceil_mode=True),
+        F.max_pool1d(y, 2, 2, ceil_mode=True), F.max_pool1d(y, 3, 5, 1, ceil_mode=True),
+    ]  # fmt: skip
+
+
+def rare_pools(x: Tensor) -> list[Tensor]:
+    return [
+        F.max_pool2d(x, 2, (2, 3), dilation=2, ceil_mode=True), F.max_pool2d(x, 2, 1, dilation=2),
+        F.max_pool3d(x[:, None], 2, 2, ceil_mode=True), F.max_pool3d(x[:, None], 2),
+    ]  # fmt: skip
+
+
+NARROW: dict[str, Case] = {
+    "extremes of truths": (extremes, (TRUTHS,)),
+    "extremes of no truths": (extremes, (TRUTHS & False,)),
+    "extremes of bytes": (lambda x: [*extremes(x), x.argmax(), x.argmin(0), x.argmax(-1)], (BYTES,)),
+    "extremes of a mask": (lambda x: [(x > 2).amax(-1), (x > -9).amin(0)], (X,)),
+    "any and all of bytes": (lambda x: [x.any(), x.all(), x.any(0), x.all(1)], (BYTES * (BYTES > 1),)),
+    "bfloat16 accumulated": (accumulated, (ONES.bfloat16(),)),
+    "float16 accumulated": (accumulated, (ONES.half(),)),
+    "bytes of different sign": (
+        lambda x, y: [x < y, x > y, x <= y, x >= y, x == y, x != y, torch.maximum(x, y), torch.minimum(x, y), x + y],
+        (BYTES[1], torch.tensor([0, 127, -6], dtype=torch.int8)),
+    ),
+    "max_pool2d of bytes": (lambda x: F.max_pool2d(x, 2), (below(255, 1, 2, 6, 6).to(torch.uint8),)),
+    "max_pool with ceil_mode": (pools, (-f32(1, 3, 5, 7).abs() * 9 - 1, f32(2, 3, 9))),
+    "integers to 16 bits": (
+        lambda *values: [one.to(dtype) for one in values for dtype in (torch.bfloat16, torch.float16)],
+        tuple(ints(0, 1, -1, 255, 257, 258, 259, -259, 511, 513, 515, 32767).to(d) for d in (torch.int16, torch.int32)),
+    ),
+    "int64 to bfloat16": (lambda a: a.bfloat16(), (ints(0, 257, 259, -259, 2**40 + 2**32, 2**62, 16777217),)),
+    "no dimensions": (
+        lambda a: [
+            a.softmax(0),
+            a.log_softmax(-1),
+            a.logsumexp(0),
+            a.max(0),
+            a.min(0),
+            a.amax(0),
+            a.argmax(),
+            a.argmin(0),
+            a.cumsum(0),
+            a.sum(0),
+            a.mean(),
+            a.bfloat16().softmax(-1),
+            a.bool().amax(),
+            a.sort(0)[0],
+        ],
+        (FEW_DIMENSIONS,),
+    ),
+    "large angles": (
+        lambda a: [a.sin(), a.cos(), a[:4].bfloat16().sin()],
+        (torch.tensor([1.0, 100.0, -4096.0, 9984.0, 1e5, 131071.0, -3.9e5, 0.0, float("inf"), float("nan")]),),
+    ),
+}
+
 GROUPS = {
     "indexing": INDEXING,
     "attention": ATTENTION,
     "reduction and order": REDUCTION_AND_ORDER,
     "elementwise": ELEMENTWISE,
+    "narrow types": NARROW,
 }
+
+# The XLA route lacks these.
+NATIVE_ONLY: dict[str, Case] = {"rare pools": (rare_pools, (f32(1, 3, 5, 7) - 9,))}
 
 UNSUPPORTED: dict[str, Case] = {
     "complex rotary": (
@@ -359,6 +449,7 @@ UNSUPPORTED: dict[str, Case] = {
         (f32(4, 8, 2),),
     ),
     "rand_like": (lambda a: a + torch.rand_like(a), (X,)),
+    "sine in 64 bits": (lambda a: a.double().sin(), (X,)),
     "dropout in training": (lambda a: F.dropout(a, 0.5, True), (X,)),
     "fft": (lambda a: torch.fft.rfft(a).abs(), (X,)),
     "scatter_reduce": (

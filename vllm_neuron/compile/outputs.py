@@ -13,16 +13,23 @@ from vllm_neuron.lowering.strided import storage_root
 
 @dataclass(frozen=True)
 class Layout:
-    """The strides that PyTorch would have given a result: what comes after may depend on them."""
+    """The strides, and the offset in its storage, that PyTorch would have given a result.
+
+    What comes after may depend on them: where a result is a view of an input, AOTAutograd makes the view that it
+    returns from what it reads off the result.
+    """
 
     strides: tuple[int, ...]
+    offset: int
 
     def apply(self, result: torch.Tensor) -> torch.Tensor:
         """The same values, laid out so."""
-        if result.stride() == self.strides or not result.numel():
+        if (result.stride(), result.storage_offset()) == (self.strides, self.offset) or not result.numel():
             return result
         single = result[tuple(slice(1) if stride == 0 else slice(None) for stride in self.strides)]
-        return torch.empty_strided(single.shape, self.strides, dtype=result.dtype).copy_(single).expand(result.shape)
+        steps = zip(single.shape, self.strides, strict=True)
+        storage = result.new_empty(self.offset + 1 + sum((size - 1) * stride for size, stride in steps))
+        return storage.as_strided(single.shape, self.strides, self.offset).copy_(single).expand(result.shape)
 
 
 @dataclass(frozen=True)
@@ -62,5 +69,6 @@ def take_outputs(gm: GraphModule) -> tuple[list[Any], list[Layout]]:
         offset = value.storage_offset() if source is root else 0
         views[node] = View(computed.index(source), tuple(value.shape), tuple(value.stride()), offset)
     output.args = (tuple(computed),)
-    layouts = [Layout(tuple(node.meta["val"].stride())) for node in computed]
+    values = [node.meta["val"] for node in computed]
+    layouts = [Layout(tuple(value.stride()), value.storage_offset()) for value in values]
     return [views[node] if isinstance(node, Node) else node for node in outputs], layouts

@@ -10,10 +10,17 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from vllm_neuron.lowering.reductions import reductions
+
 _aten = torch.ops.aten
 
 # What torch-mlir can't scan in: 8 bits end its process, and IREE lacks the conversion for the other.
 _SCANNED_IN = {torch.int8: torch.int32, torch.uint8: torch.int32, torch.bfloat16: torch.float32}
+
+_COMPARISONS = (
+    _aten.lt.Tensor, _aten.le.Tensor, _aten.gt.Tensor, _aten.ge.Tensor, _aten.eq.Tensor, _aten.ne.Tensor,
+    _aten.maximum.default, _aten.minimum.default,
+)  # fmt: skip
 
 # Forms with a scalar that torch-mlir lacks.
 _BITWISE = {
@@ -42,8 +49,10 @@ def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
 def _table() -> dict[OpOverload, Callable[..., Any]]:
     from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 
+    table = get_decomposition_table()
     return {
-        **get_decomposition_table(),
+        **table,
+        **reductions(table),
         _aten.topk.default: _topk,
         _aten.sort.stable: _sort_stable,
         _aten.cumprod.default: _cumprod,
@@ -56,18 +65,13 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
         **dict.fromkeys((_aten.remainder.Scalar, _aten.remainder.Tensor, _aten.remainder.Scalar_Tensor), _remainder),
         _aten.fmod.Scalar: _fmod,
         _aten.fmod.Tensor: _fmod,
-        _aten.max.dim: functools.partial(_extreme, torch.amax),
-        _aten.min.dim: functools.partial(_extreme, torch.amin),
-        _aten.argmax.default: functools.partial(_place, torch.amax),
-        _aten.argmin.default: functools.partial(_place, torch.amin),
-        _aten.var.correction: _var,
-        _aten.var_mean.correction: _var_mean,
         _aten.abs.default: _abs,
         _aten.roll.default: _roll,
         _aten.clamp.default: _clamp,
         _aten.unfold.default: _unfold,
         _aten.diagonal.default: _diagonal,
         **{scalar: _with_tensor(tensor) for scalar, tensor in _BITWISE.items()},
+        **{compare: _of_different_sign(compare) for compare in _COMPARISONS},
     }
 
 
@@ -103,6 +107,8 @@ def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor
 
 def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     dtype = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
+    if x.dim() == 0:
+        return x.to(dtype)
     if dtype not in _SCANNED_IN:
         return NotImplemented  # It stays the operator that it is.
     wide = _SCANNED_IN[dtype]
@@ -138,34 +144,6 @@ def _isfinite(x: Tensor) -> Tensor:
         return torch.ones_like(x, dtype=torch.bool)
     # Not by x == x, which torch-mlir takes for true.
     return x.abs() < float("inf")
-
-
-def _extreme(reduce: Callable[..., Tensor], x: Tensor, dim: int, keepdim: bool = False) -> Any:
-    """The extreme and its first place. A NaN is one: IREE passes it over where it looks for both at once."""
-    if not x.dtype.is_floating_point or x.dim() == 0:
-        return NotImplemented
-    extreme, size = reduce(x, dim, keepdim=True), x.shape[dim]
-    places = torch.arange(size, dtype=torch.int32, device=x.device).view(-1, *[1] * (x.dim() - dim % x.dim() - 1))
-    first = torch.where((x == extreme) | x.isnan(), places, size).amin(dim, keepdim).to(torch.int64)
-    return extreme if keepdim else extreme.squeeze(dim), first
-
-
-def _place(reduce: Callable[..., Tensor], x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    if not x.dtype.is_floating_point or x.dim() == 0:
-        return NotImplemented
-    if dim is not None:
-        return _extreme(reduce, x, dim, keepdim)[1]
-    place = _extreme(reduce, x.reshape(-1), 0)[1]
-    return place.reshape([1] * x.dim()) if keepdim else place
-
-
-def _var(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
-    """Of no elements, NaN, for which torch-mlir divides by minus one."""
-    return NotImplemented if x.numel() else x.mean(dim, keepdim)
-
-
-def _var_mean(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
-    return NotImplemented if x.numel() else (x.mean(dim, keepdim), x.mean(dim, keepdim))
 
 
 def _abs(x: Tensor) -> Any:
@@ -214,9 +192,10 @@ def _division(x: Tensor | float, y: Tensor | float) -> tuple[torch.dtype, Tensor
     dtype = torch.result_type(x, y)
     wide = torch.float64 if dtype.is_floating_point else dtype
     device = (x if isinstance(x, Tensor) else y).device  # type: ignore[union-attr]
-    # A number becomes an operator's result, since capture admits no constant that is a tensor.
+    # A number is rounded to the dtype, as in torch. It becomes an operator's result, since capture admits no constant
+    # that is a tensor.
     dividend, divisor = (
-        number.to(wide) if isinstance(number, Tensor) else torch.full((), number, dtype=wide, device=device)
+        (number if isinstance(number, Tensor) else torch.full((), number, dtype=dtype, device=device)).to(wide)
         for number in (x, y)
     )
     return dtype, dividend, divisor
@@ -247,6 +226,17 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tenso
     length = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
     index = torch.arange(length, device=x.device)
     return x.movedim((dim1, dim2), (-2, -1))[..., index - min(offset, 0), index + max(offset, 0)]
+
+
+def _of_different_sign(op: OpOverload) -> Callable[[Tensor, Tensor], Any]:
+    """Of ``uint8`` and ``int8``, in 16 bits: torch-mlir compares the bits of the two, as if both had a sign."""
+
+    def of_different_sign(x: Tensor, y: Tensor) -> Any:
+        if {x.dtype, y.dtype} != {torch.uint8, torch.int8}:
+            return NotImplemented
+        return op(x.to(torch.int16), y.to(torch.int16))
+
+    return of_different_sign
 
 
 def _with_tensor(op: OpOverload) -> Callable[[Tensor, int], Tensor]:

@@ -21,14 +21,15 @@ _PRIMS_CONVERT = torch.ops.prims.convert_element_type.default
 def prepare(gm: GraphModule) -> Graph:
     """A copy of ``gm``'s graph, ready for import: every index in range, and nothing that torch-mlir gets wrong.
 
-    Its literals stay with ``gm``. Raises :class:`UnsupportedOpError` for random numbers and for writes through a mask
-    that have no static form.
+    Its literals stay with ``gm``. Raises :class:`UnsupportedOpError` for random numbers, for functions that compilers
+    have of 32-bit floats only, and for writes through a mask that have no static form.
     """
     graph = Graph(owning_module=gm)
     graph.output(graph.graph_copy(gm.graph, {}))
     for node in list(graph.nodes):
         if node.op == "call_function":
             _refuse_random(node)
+            _refuse_double(node)
             if _is_empty(node):
                 _replace_empty(graph, node)
             elif writes_nothing(node):
@@ -73,6 +74,12 @@ def _refuse_random(node: Node) -> None:
             f"{describe(node)}: random numbers in a compiled graph would not follow torch's seed. Draw them outside "
             "and pass them in; for dropout, call model.eval()"
         )
+
+
+def _refuse_double(node: Node) -> None:
+    value = node.meta.get("val")
+    if node.target in _NOT_IN_64_BITS and isinstance(value, torch.Tensor) and value.dtype == torch.float64:
+        raise UnsupportedOpError(f"{describe(node)}: IREE has no such function of 64-bit floats. Use 32 bits")
 
 
 def _replace(graph: Graph, old: Node, new: Any) -> None:
@@ -144,6 +151,11 @@ def _close_slice(graph: Graph, node: Node) -> None:
 def _slicing(dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> tuple[Any, Any, Any, Any]:
     return dim, start, end, step
 
+
+_NOT_IN_64_BITS = (
+    _aten.sin.default, _aten.cos.default, _aten.tan.default, _aten.tanh.default, _aten.asin.default,
+    _aten.acos.default, _aten.atan.default, _aten.atan2.default,
+)  # fmt: skip
 
 _REPLACEMENTS: dict[Any, Callable[[Graph, Node], None]] = {
     _aten.index_put.default: _replace_mask,

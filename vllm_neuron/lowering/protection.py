@@ -23,7 +23,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from vllm_neuron.lowering.stablehlo import element_of, recomputed, shape_of
+from vllm_neuron.lowering.builders import element_of, shape_of
+from vllm_neuron.lowering.stablehlo import recomputed
 
 # Operations whose result can be the same memory as their first operand.
 _VIEWS = frozenset(

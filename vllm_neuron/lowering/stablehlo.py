@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from vllm_neuron.lowering.builders import (
+    build,
+    compare,
+    constant,
+    convert,
+    element_of,
+    replace,
+    shape_of,
+    splat,
+    tensor_type,
+)
+from vllm_neuron.lowering.periodic import reduce_angle
 
 _DTYPES = {
     "f64": torch.float64,
@@ -25,7 +38,8 @@ def rewrite(module: Any) -> None:
 
     Constants become ``stablehlo.constant``; conversions and reshapes of splats are folded. Indices of gathers and
     scatters, and positions carried through a sort, become 32 bits wide. Sorts become stable and put NaN last, as torch
-    does. Products of 16-bit floats accumulate in 32 bits. Powers have negative bases.
+    does. Products of 16-bit floats accumulate in 32 bits. Powers have negative bases, and
+    angles are small.
     """
     from torch_mlir import ir
 
@@ -43,74 +57,6 @@ def walk(module: Any) -> Iterator[Any]:
         for block in function.operation.regions[0].blocks:
             for op in block.operations:
                 yield op.operation
-
-
-def build(
-    name: str,
-    results: Sequence[Any],
-    operands: Sequence[Any] = (),
-    attributes: dict[str, Any] | None = None,
-    regions: int = 0,
-) -> Any:
-    """Create an operation at the current insertion point."""
-    from torch_mlir import ir
-
-    return ir.Operation.create(
-        name, results=list(results), operands=list(operands), attributes=attributes or {}, regions=regions
-    )
-
-
-def tensor_type(shape: Sequence[int], element: str) -> Any:
-    """The ranked tensor type of that shape and element type, written as MLIR does: ``f32``, ``i64``."""
-    from torch_mlir import ir
-
-    return ir.RankedTensorType.get(list(shape), ir.Type.parse(element))
-
-
-def shape_of(value: Any) -> list[int]:
-    """The static shape of a tensor value."""
-    from torch_mlir import ir
-
-    return list(ir.RankedTensorType(value.type).shape)
-
-
-def element_of(value: Any) -> str:
-    """The element type of a tensor value, as MLIR writes it."""
-    from torch_mlir import ir
-
-    return str(ir.RankedTensorType(value.type).element_type)
-
-
-def constant(value: Any) -> Any:
-    """A ``stablehlo.constant`` of an elements attribute, at the current insertion point."""
-    return build("stablehlo.constant", [value.type], attributes={"value": value}).result
-
-
-def splat(shape: Sequence[int], element: str, scalar: float) -> Any:
-    """A constant tensor of one number, at the current insertion point."""
-    from torch_mlir import ir
-
-    type_ = ir.Type.parse(element)
-    attribute = (
-        ir.IntegerAttr.get(type_, int(scalar)) if isinstance(type_, ir.IntegerType) else ir.FloatAttr.get(type_, scalar)
-    )
-    return constant(ir.DenseElementsAttr.get_splat(tensor_type(shape, element), attribute))
-
-
-def convert(value: Any, element: str) -> Any:
-    """``value`` converted to another element type, at the current insertion point."""
-    return build("stablehlo.convert", [tensor_type(shape_of(value), element)], [value]).result
-
-
-def compare(left: Any, right: Any, direction: str, kind: str = "FLOAT") -> Any:
-    """Elementwise comparison. ``direction``: ``LT``, ``EQ``, ...; ``kind``: ``FLOAT``, ``SIGNED`` or ``UNSIGNED``."""
-    from torch_mlir import ir
-
-    attributes = {
-        "comparison_direction": ir.Attribute.parse(f"#stablehlo<comparison_direction {direction}>"),
-        "compare_type": ir.Attribute.parse(f"#stablehlo<comparison_type {kind}>"),
-    }
-    return build("stablehlo.compare", [tensor_type(shape_of(left), "i1")], [left, right], attributes).result
 
 
 def recomputed(value: Any, number: int) -> Any:
@@ -135,17 +81,11 @@ def _attributes(operation: Any) -> dict[str, Any]:
     return {name: operation.attributes[name] for name in operation.attributes}
 
 
-def _replace(old: Any, *values: Any) -> None:
-    for result, value in zip(old.results, values, strict=True):
-        result.replace_all_uses_with(value)
-    old.erase()
-
-
 def _constant(operation: Any) -> None:
     from torch_mlir import ir
 
     if isinstance(operation.result.type, ir.RankedTensorType):
-        _replace(operation, constant(operation.attributes["value"]))
+        replace(operation, constant(operation.attributes["value"]))
 
 
 def _fold(operation: Any) -> None:
@@ -159,24 +99,30 @@ def _fold(operation: Any) -> None:
     value = source.owner.attributes["value"]
     if isinstance(value, ir.DenseElementsAttr) and value.is_splat:
         scalar = torch.tensor(value.get_splat_value().value, dtype=old).to(new).item()
-        _replace(operation, splat(shape_of(operation.result), element, scalar))
+        replace(operation, splat(shape_of(operation.result), element, scalar))
 
 
 def _convert(operation: Any) -> None:
     """Integers become 16-bit floats by way of 32 bits, as in torch: LLVM would call a function that IREE lacks.
 
-    It makes one step of two where both are exact, as they are from 8 bits or fewer to bf16, whose bits are the upper
-    half of an f32: those are cut off.
+    A bf16 is the upper half of the f32 that is nearest to it: bits are rounded to even, and cut off. As a conversion of
+    its own it would be joined with the first.
     """
     source, element = operation.operands[0], element_of(operation.result)
-    if element == "bf16" and element_of(source) in ("i1", "i8", "ui8"):
+    if element == "bf16" and element_of(source).startswith(("i", "ui")):
         shape = shape_of(source)
         bits = build("stablehlo.bitcast_convert", [tensor_type(shape, "i32")], [convert(source, "f32")]).result
-        upper = build("stablehlo.shift_right_logical", [bits.type], [bits, splat(shape, "i32", 16)]).result
-        result = build("stablehlo.bitcast_convert", [operation.result.type], [convert(upper, "i16")]).result
-        _replace(operation, result)
-    elif element in ("bf16", "f16") and element_of(source).startswith(("i", "ui")):
-        _replace(operation, convert(convert(source, "f32"), element))
+
+        def op(name: str, left: Any, right: Any) -> Any:
+            return build(f"stablehlo.{name}", [bits.type], [left, right]).result
+
+        half = splat(shape, "i32", 16)
+        odd = op("and", op("shift_right_logical", bits, half), splat(shape, "i32", 1))
+        rounded = op("add", op("add", bits, splat(shape, "i32", 0x7FFF)), odd)
+        upper = convert(op("shift_right_logical", rounded, half), "i16")
+        replace(operation, build("stablehlo.bitcast_convert", [operation.result.type], [upper]).result)
+    elif element == "f16" and element_of(source).startswith(("i", "ui")):
+        replace(operation, convert(convert(source, "f32"), element))
     else:
         _fold(operation)
 
@@ -208,7 +154,7 @@ def _sort(operation: Any) -> None:
     results = [new.results[0]]
     for old, result in zip(list(operation.results)[1:], list(new.results)[1:], strict=True):
         results.append(result if result.type == old.type else convert(result, element_of(old)))
-    _replace(operation, *results)
+    replace(operation, *results)
 
 
 def _before(arguments: list[Any], descending: bool) -> Any:
@@ -240,7 +186,7 @@ def _accumulate_wide(operation: Any) -> None:
     if element in ("bf16", "f16"):
         result = tensor_type(shape_of(operation.result), "f32")
         wide = build(operation.name, [result], operation.operands, _attributes(operation)).result
-        _replace(operation, convert(wide, element))
+        replace(operation, convert(wide, element))
 
 
 def _power(operation: Any) -> None:
@@ -268,7 +214,7 @@ def _power(operation: Any) -> None:
     negative = op("or", below, compare(op("divide", one, base), zero, "LT"))
     result = op("select", op("and", negative, odd), op("negate", result), result)
     real = op("or", op("or", whole, op("not", below)), compare(size, infinity, "EQ"))
-    _replace(operation, op("select", real, result, nan))
+    replace(operation, op("select", real, result, nan))
 
 
 def _repeated(value: Any) -> float | None:
@@ -292,6 +238,9 @@ _RULES: dict[str, Callable[[Any], None]] = {
     "stablehlo.scatter": _narrow_indices,
     "stablehlo.sort": _sort,
     "stablehlo.power": _power,
+    "stablehlo.sine": reduce_angle,
+    "stablehlo.cosine": reduce_angle,
+    "stablehlo.tan": reduce_angle,
     "stablehlo.dot_general": _accumulate_wide,
     "stablehlo.convolution": _accumulate_wide,
 }

@@ -87,7 +87,8 @@ def _max_pool(
     if any(value != 1 for value in dilation):
         raise call.unsupported("dilation")
     windows = _windows(x, size, stride, padding, ceil, call)
-    result: Array = lax.reduce_window(x, jnp.asarray(-jnp.inf, x.dtype), lax.max, **windows)
+    least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min  # type: ignore[no-untyped-call]
+    result: Array = lax.reduce_window(x, jnp.asarray(least, x.dtype), lax.max, **windows)
     return result
 
 
