@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from time import sleep
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils._pytree import tree_flatten
 
 from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.compile.specialize import Specializer
 from vllm_neuron.envs import get_neuron_compile_cache_dir
 from vllm_neuron.errors import ConfigError, UnsupportedError, UnsupportedOpError
 
@@ -166,6 +171,30 @@ class TestMutation:
             torch.testing.assert_close(actual, function(*parts(eager)))
         torch.testing.assert_close(mine, eager)
 
+    @pytest.mark.parametrize(
+        "parts",
+        [
+            lambda base: (base[2:4], base),
+            lambda base: (base[::2, 1::3], base),
+            lambda base: (base[:, 2:5], base[:, 4:7]),
+        ],
+        ids=["rows", "with gaps", "both within"],
+    )
+    def test_a_returned_part_of_inputs_that_overlap(self, parts: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+        """It is where it was: who writes to it writes to the input."""
+
+        def function(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+            return a.add_(1), b * 1
+
+        mine, eager = torch.arange(48.0).view(6, 8), torch.arange(48.0).view(6, 8)
+        with torch.no_grad():
+            actual = torch.compile(function, backend="neuron_native")(*parts(mine))
+            expected = function(*parts(eager))
+        torch.testing.assert_close(actual, expected)
+        for returned in (actual[0], expected[0]):
+            returned.mul_(-1)
+        torch.testing.assert_close(mine, eager)
+
     def test_cache_is_written_where_it_is(self) -> None:
         cache = torch.zeros(64, 4)
         address = cache.data_ptr()
@@ -220,6 +249,46 @@ class TestShapes:
                 assert actual[2] == expected[2]
                 for index in (0, 1, 3):
                     torch.testing.assert_close(actual[index], expected[index])
+
+    @pytest.mark.parametrize("dynamic", [True, None])
+    def test_each_python_float_of_a_dynamic_graph(self, dynamic: bool | None) -> None:
+        def function(x: Tensor, n: float) -> Any:
+            return x * n, x.clamp(max=n) / n, torch.full((2,), n), n, n * x.shape[0], x * math.atan(n)
+
+        compiled = torch.compile(function, backend="neuron_native", dynamic=dynamic)
+        with torch.no_grad():
+            for rows, n in ((3, 1.5), (4, 2.5), (4, 0.1), (5, 0.0), (5, -0.0), (5, math.inf), (5, 2)):
+                x = torch.arange(1, rows * 4 + 1.0).view(rows, 4)
+                torch.testing.assert_close(compiled(x, n), function(x, n), equal_nan=True)
+
+    def test_threads_that_meet_new_shapes_together(self) -> None:
+        def function(x: Tensor) -> Tensor:
+            return torch.softmax((x @ x.t()).relu(), -1).cumsum(0) + x.sum()
+
+        def right(rows: int) -> bool:
+            x = torch.linspace(0, 1, rows * 4).view(rows, 4)
+            with torch.no_grad():
+                return torch.allclose(compiled(x), function(x), atol=1e-5)
+
+        compiled = torch.compile(function, backend="neuron_native", dynamic=True)
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(right, [3 + index % 7 for index in range(56)]))
+        assert_as_eager(lambda x: x * 2, X)
+
+    def test_shape_that_threads_meet_together_is_compiled_once(self) -> None:
+        compiled: list[Any] = []
+        together = Barrier(4)
+
+        def compile_static(inputs: Any) -> Callable[..., Any]:
+            sleep(0.1)
+            compiled.append(inputs)
+            return torch.neg
+
+        specializer = Specializer(compile_static)
+        with ThreadPoolExecutor(4) as threads:
+            results = list(threads.map(lambda _: together.wait() >= 0 and specializer(X), range(4)))
+        assert all(torch.equal(result, -X) for result in results)
+        assert len(compiled) == 1
 
     def test_second_shape_of_a_static_graph_that_mutates(self) -> None:
         def function(x: Tensor) -> Tensor:
@@ -318,6 +387,7 @@ KEY_PROGRAM = """
 import torch
 from pathlib import Path
 from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.compile.specialize import Specializer
 from vllm_neuron.envs import get_neuron_compile_cache_dir
 
 def function(x, cache, slots):

@@ -9,7 +9,7 @@
 They are for inference: under ``torch.no_grad()`` or ``torch.inference_mode()``, or for tensors that need no gradient.
 With ``VLLM_NEURON_CPU_COMPILE`` set, the first two run nothing either; with ``VLLM_NEURON_CPU_MODE``, they leave
 everything to PyTorch. The last follows the route in force. A graph of dynamic shape is compiled anew for each shape
-that it is called with.
+and each Python number that it is called with.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vllm_neuron import __version__, envs, logs
 from vllm_neuron.cache.entry import Entry
 from vllm_neuron.compile.outputs import View, take_outputs
 from vllm_neuron.compile.pipeline import Pipeline, Source
-from vllm_neuron.compile.specialize import Specializer, is_dynamic
+from vllm_neuron.compile.specialize import Specializer, is_dynamic, take_floats
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.lowering.canonical import CanonicalGraph, canonicalize
 from vllm_neuron.lowering.decompositions import decomposition_table
@@ -127,7 +127,7 @@ def _compile(gm: GraphModule, example_inputs: Sequence[Any], route: Route, finis
         return compiled
 
     if any(is_dynamic(value) for value in example_inputs):
-        return Specializer(compile_static)
+        return Specializer(compile_static, take_floats(gm))
     return compile_static(example_inputs)
 
 
