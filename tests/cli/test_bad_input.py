@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from tests.support.models import make_tiny
 
 VLLM_NEURON = str(Path(sys.executable).with_name("vllm-neuron"))
 VLLM = str(Path(sys.executable).with_name("vllm"))
+SMALL = ["--max-model-len", "128", "--max-num-seqs", "1", "--max-num-batched-tokens", "128"]
 CPU_COMPILE = {"VLLM_NEURON_CPU_COMPILE": "1", "NEURON_PLATFORM_TARGET_OVERRIDE": "cpu"}
 
 
@@ -123,6 +126,55 @@ def test_what_vllm_refuses_is_one_line_too(model: str, command: str, options: li
     (error,) = errors(run([VLLM_NEURON, command, model, *options], {}))
     assert "vLLM does not accept this configuration: " in error
     assert says in error
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"num_key_value_heads": 3}, "AssertionError: num_heads (4) is not divisible by num_kv_heads (3)"),
+        ({"hidden_act": "nonesuch"}, "ValueError: Unsupported activation: nonesuch"),
+        ({"rope_parameters": {"rope_type": "nonesuch", "rope_theta": 10000.0}},
+         "ValueError: Unknown RoPE scaling type nonesuch"),
+        ({"num_hidden_layers": 0}, "has no attention layers"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["compile", "plan"])
+def test_a_model_that_can_not_be_built_is_one_line_too(
+    model: str, command: str, overrides: dict[str, object], says: str
+) -> None:
+    done = run([VLLM_NEURON, command, model, *SMALL, "--hf-overrides", json.dumps(overrides)], {})
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    (error,) = (line for line in done.stderr.splitlines() if line.startswith("vllm-neuron: error: "))
+    assert model in error
+    assert says in error
+
+
+def test_where_a_model_could_not_be_built_is_logged_for_who_asks(model: str) -> None:
+    overrides = json.dumps({"hidden_act": "nonesuch"})
+    done = run([VLLM_NEURON, "plan", model, *SMALL, "--hf-overrides", overrides], {"VLLM_NEURON_LOG_LEVEL": "DEBUG"})
+    assert done.returncode == 1
+    log = done.stdout + done.stderr
+    assert log.count("models/llama.py") > 0
+    assert log.count("Not captured") == 1
+
+
+def test_a_model_with_alibi_is_refused_before_it_is_built(model: str, tmp_path: Path) -> None:
+    bloom = {"model_type": "bloom", "architectures": ["BloomForCausalLM"], "vocab_size": 1024, "hidden_size": 128,
+             "n_layer": 2, "n_head": 4, "dtype": "float32"}  # fmt: skip
+    shutil.copytree(model, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_text(json.dumps(bloom))
+    (error,) = errors(run([VLLM_NEURON, "plan", str(tmp_path), "--max-model-len", "128"], {}))
+    assert "A model with ALiBi is not supported" in error
+
+
+@pytest.mark.parametrize("command", ["compile", "plan", "compare"])
+def test_an_unknown_option_is_named_without_a_list_of_all_that_there_are(model: str, command: str) -> None:
+    done = run([VLLM_NEURON, command, model, "--max-model-lenght", "128"], {})
+    assert done.returncode == 2
+    usage, error = done.stderr.splitlines()
+    assert usage.startswith(f"usage: vllm-neuron {command} MODEL ")
+    assert error == f"vllm-neuron {command}: error: unrecognized arguments: --max-model-lenght 128"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from vllm_neuron import envs
+from vllm_neuron import envs, logs
 from vllm_neuron.compilers.base import check_compiler
 from vllm_neuron.errors import ConfigError, NeuronError
 from vllm_neuron.jobs.compile_only import compile_model
@@ -33,13 +33,16 @@ logger = logging.getLogger("vllm.neuron.job")
 _USAGE = {"server": UsageContext.OPENAI_API_SERVER, "llm": UsageContext.LLM_CLASS}
 
 
-def compile_for_targets(model: str, options: Sequence[str], targets: Sequence[str], entry_point: str) -> JobReport:
+def compile_for_targets(
+    program: str, model: str, options: Sequence[str], targets: Sequence[str], entry_point: str
+) -> JobReport:
     """Compile ``model`` with vLLM's command-line ``options`` for every target, one after the other.
 
-    A configuration is made per target, because sizes that vLLM derives from memory differ. Exits with 2 on an option
-    that vLLM does not know; raises :class:`ConfigError` for a configuration that can't be served.
+    ``program`` is what the user called, for messages. A configuration is made per target, because sizes that vLLM
+    derives from memory differ. Exits with 2 on an option that vLLM does not know; raises :class:`ConfigError` for a
+    configuration that can't be served.
     """
-    return compile_arguments(parse("vllm-neuron compile", model, options), targets, entry_point)
+    return compile_arguments(parse(program, model, options), targets, entry_point)
 
 
 def parse(program: str, model: str, options: Sequence[str]) -> argparse.Namespace:
@@ -47,7 +50,9 @@ def parse(program: str, model: str, options: Sequence[str]) -> argparse.Namespac
 
     Raises :class:`ConfigError` for a configuration file that can't be read.
     """
-    parser = make_arg_parser(FlexibleArgumentParser(prog=program))  # type: ignore[no-untyped-call]
+    # vLLM's own usage is a list of three hundred options, and would hide the line that says which one is wrong.
+    usage = f"{program} MODEL [its own options, and those of vllm serve; each has a --help]"
+    parser = make_arg_parser(FlexibleArgumentParser(prog=program, usage=usage))  # type: ignore[no-untyped-call]
     with _refusals_in_one_line():
         arguments: argparse.Namespace = parser.parse_args([model, *options])
     return arguments
@@ -93,6 +98,7 @@ def _refusals_in_one_line() -> Iterator[None]:
     except NeuronError:
         raise
     except Exception as error:
+        logs.set_level()  # vLLM may have set up its handlers just now.
         logger.debug("Refused", exc_info=True)
         raise ConfigError(f"vLLM does not accept this configuration: {_reason(error)}") from error
 

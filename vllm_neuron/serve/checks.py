@@ -44,6 +44,7 @@ REFUSED: tuple[tuple[str, Test, str], ...] = (
     ("A model with state-space layers", lambda c: c.model_config.is_hybrid or c.model_config.is_attention_free,
      "Serve a model with attention in every layer"),
     ("A model with chunked local attention", lambda c: c.model_config.attention_chunk_size, "Serve another model"),
+    ("A model with ALiBi", lambda c: c.model_config.uses_alibi, "Serve another model"),
     ("A prompt of embeddings", lambda c: c.model_config.enable_prompt_embeds, "Drop --enable-prompt-embeds"),
 )  # fmt: skip
 

@@ -156,6 +156,7 @@ class NeuronPlatform(Platform):
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         """Refuse what can't be served, and choose the worker."""
+        logs.set_level()  # vLLM has set up its handlers by now.
         parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
         with command_line.refusing():
             checks.check(vllm_config)

@@ -38,7 +38,7 @@ class StepModel(nn.Module):
     """A vLLM model with everything that a step needs as arguments: no state, no forward context to prepare.
 
     ``layers`` are the attention layers by name, in the order of the caches. Run it inside :meth:`context`.
-    Raises ``UnsupportedError`` for a model with layers of another kind that keep state.
+    Raises ``UnsupportedError`` for a model with layers of another kind that keep state, or without attention layers.
     """
 
     def __init__(self, model: nn.Module, vllm_config: Any) -> None:
@@ -47,6 +47,10 @@ class StepModel(nn.Module):
         open_mixtures(model)
         found: dict[str, Any] = vllm_config.compilation_config.static_forward_context
         self.layers = {name: layer for name, layer in found.items() if _is_plain_attention(layer)}
+        if not self.layers:
+            raise UnsupportedError(
+                f"The model {vllm_config.model_config.model} has no attention layers, and can't be served"
+            )
         self.block_size: int = vllm_config.cache_config.block_size
         self.holder = StepHolder()
         self._compute_logits: Any = model.compute_logits

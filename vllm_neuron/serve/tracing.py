@@ -17,6 +17,7 @@ import os
 import signal
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -37,7 +38,7 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm_neuron import envs
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.compile.graph import capture
-from vllm_neuron.errors import CaptureError
+from vllm_neuron.errors import CaptureError, NeuronError
 from vllm_neuron.routes import Route, current_route, lower
 from vllm_neuron.runtime.cpu import usable_cores
 from vllm_neuron.serve.accelerator import without_accelerator
@@ -59,12 +60,22 @@ def trace(
 
     ``num_blocks`` is the size of the KV cache in blocks; by default what the target and the configuration give.
     ``route`` lowers them; by default the one in force.
-    Raises :class:`CaptureError` or :class:`UnsupportedOpError` where a graph can't be captured.
+    Raises :class:`CaptureError` where vLLM does not build the model, and that or :class:`UnsupportedOpError` where a
+    graph can't be captured.
     """
     workers = min(envs.TRACE_WORKERS.get(), usable_cores(), len(buckets))
     if envs.DISABLE_PARALLEL_TRACE.get() or multiprocessing.current_process().daemon:
-        return trace_here(vllm_config, buckets, num_blocks, route)
-    return _trace_in_workers(vllm_config, buckets, num_blocks, route, workers)
+        return _logged(trace_here(vllm_config, buckets, num_blocks, route))
+    return _logged(_trace_in_workers(vllm_config, buckets, num_blocks, route, workers))
+
+
+def _logged(graphs: Iterator[TracedGraph]) -> Iterator[TracedGraph]:
+    """``graphs``; the log shows, to who asks for it, where an error comes from that is told in one line."""
+    try:
+        yield from graphs
+    except CaptureError:
+        logger.debug("Not captured", exc_info=True)
+        raise
 
 
 def trace_here(
@@ -159,7 +170,9 @@ class Tracer:
         without_accelerator()
         set_ir_defaults(self._config)
         with _model_parallel_state(self._config), _configured(self._config):
-            self.step_model = StepModel(_build(self._config, self._mode), self._config)
+            with _refusals_in_one_line(self._config.model_config.model):
+                model = _build(self._config, self._mode)
+            self.step_model = StepModel(model, self._config)
         self._weights = dict(self.step_model.named_weights())
         if num_blocks is None:
             num_blocks = planned_blocks(self.step_model, self._config)
@@ -240,6 +253,31 @@ def _build(vllm_config: Any, mode: FakeTensorMode) -> nn.Module:
     finally:
         shared.clear()
         shared.update(kept)
+
+
+@contextlib.contextmanager
+def _refusals_in_one_line(model: str) -> Iterator[None]:
+    """What vLLM's classes raise while they are built, as a ``CaptureError``.
+
+    They raise anything for a configuration that they do not take, and not all of it can be sent by a worker.
+    """
+    try:
+        yield
+    except NeuronError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"vLLM could not build the model {model} from its configuration: {_reason(error)}. "
+            f"{envs.LOG_LEVEL.name}=DEBUG shows where"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """One line; of an assertion that says nothing, its code."""
+    text = str(error).rstrip(".")
+    if not text:
+        text = traceback.extract_tb(error.__traceback__)[-1].line or "no reason given"
+    return f"{type(error).__name__}: {' '.join(text.split())}"
 
 
 @contextlib.contextmanager
