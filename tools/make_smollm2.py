@@ -57,6 +57,8 @@ def _convert(folder: Path, dtype: str) -> None:
     model.generation_config = GenerationConfig(**ends)  # type: ignore[no-untyped-call]
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(source, gguf_file=GGUF).save_pretrained(folder)
+    for weights in folder.glob("*.safetensors"):
+        weights.chmod(0o644)  # It is made readable for its owner alone, and a server runs as another user.
 
 
 def main() -> None:
@@ -67,6 +69,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     make(arguments.output, arguments.dtype)
+    print(f"{arguments.output}: the model, its configuration and its tokenizer")
 
 
 if __name__ == "__main__":

@@ -112,11 +112,13 @@ def _neuron_folder() -> Path:
 
 
 def check_environment() -> None:
-    """Check every variable, and warn once about old and misspelt names.
-
-    Raises ``ConfigError`` for a bad value, and for variables that contradict each other.
-    """
+    """:func:`check_values`, and a warning, once, about old and misspelt names."""
     _warn_about_unknown_names()
+    check_values()
+
+
+def check_values() -> None:
+    """Raises ``ConfigError`` for a bad value of a variable, and for variables that contradict each other."""
     for variable in VARIABLES:
         variable.get()
     if CPU_COMPILE.get():

@@ -32,6 +32,9 @@ class Route(enum.Enum):
     XLA = "vllm_neuron"
 
 
+ACCEPTED = (Route.NATIVE.value, "neuron", Route.XLA.value)
+"""What the variable can say. Anything else is warned about, and runs the native route."""
+
 # What lowers a route's graphs. Nothing else names the deprecated route's folder.
 _LOWERINGS = {
     Route.NATIVE: "vllm_neuron.lowering.native",
@@ -78,7 +81,7 @@ def _read() -> Route:
     if value == Route.XLA.value:
         warn_of_deprecation()
         return Route.XLA
-    if value not in (None, Route.NATIVE.value, "neuron"):
+    if value is not None and value not in ACCEPTED:
         logger.warning("%s='%s' is not a valid route. The native route runs now.", envs.BACKEND.name, value)
     return Route.NATIVE
 

@@ -293,10 +293,36 @@ def test_doctor(local: LocalTier, run: Run, tmp_path: Path) -> None:
     assert set(found) >= {"variables", "compiler", "machine", "cpu features"}
 
 
+def test_the_remote_tier_can_be_named_on_the_command_line(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    other = str(tmp_path / "other")
+    pushed = run("cache", "push", KEY, "--remote", other)
+    assert pushed.returncode == 0, pushed.stderr
+    assert FolderRemote(tmp_path / "other").keys() == [KEY]
+    fresh = {"VLLM_CACHE_ROOT": str(tmp_path / "fresh"), "NEURON_LIBTORCH_REMOTE_CACHE": ""}
+    assert f"{KEY}  fetched from {other}" in run("cache", "pull", "--remote", other, **fresh).stdout
+    assert other in run("cache", "list", "--remote", other, **fresh).stdout
+
+
+def test_a_remote_tier_that_has_nothing_to_fetch(run: Run) -> None:
+    done = run("cache", "pull", "--remote", "/nowhere/cache")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("there is nothing to fetch in /nowhere/cache (remote, no such folder)")
+
+
+def test_push_tells_of_what_it_leaves_out(local: LocalTier, run: Run) -> None:
+    (local.root / KEY / "graph.mlir").write_text("damaged")
+    done = run("cache", "push")
+    assert done.returncode == 0, done.stderr
+    assert f"warning: {KEY} is left out, because it is not whole: see `vllm-neuron cache verify`" in done.stderr
+    assert OTHER.digest in done.stdout
+
+
 @pytest.mark.parametrize(
     ("variables", "check", "verdict", "told"),
     [
         ({"VLLM_NEURON_CPU_COMPIL": "1"}, "variables", "warning", "VLLM_NEURON_CPU_COMPILE"),
+        ({"VLLM_NEURON_BACKEND": "neuron_nativ"}, "variables", "warning", "'neuron_nativ', which is no route"),
         ({"VLLM_NEURON_CPU_MODE": "perhaps"}, "variables", "error", "VLLM_NEURON_CPU_MODE='perhaps'"),
         ({"NEURON_LIBTORCH_REMOTE_CACHE": "ftp://x/y"}, "remote tiers", "error", "ftp:// is not supported"),
         ({"NEURON_LIBTORCH_REMOTE_CACHE": "http://127.0.0.1:9/c"}, "remote tier", "error", "can't be asked"),

@@ -178,6 +178,13 @@ def test_names_of_remotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert open_remotes(None) == open_remotes(" ") == []
 
 
+@pytest.mark.parametrize("text", ["s3//bucket/x", "s3:/bucket/x", "https:/host/x", "ro+s3://b, S3//c", "file:/mnt/x"])
+def test_what_is_nearly_a_url_is_not_taken_for_a_folder(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"is neither a URL nor a path; accepted: a path, or a file://, s3://"):
+        open_remotes(text)
+    assert open_remotes("s3/cache")[0].name.endswith("/s3/cache")
+
+
 @pytest.mark.parametrize("url", ["ftp://user:secret@host/cache", "github://b", "rsync://b"])
 def test_remotes_that_are_not_supported(url: str) -> None:
     with pytest.raises(ConfigError, match=r"is not supported; accepted: a path, or a file://, s3://") as error:

@@ -231,7 +231,7 @@ def test_publishing_to_every_remote_that_takes_entries(local: LocalTier, tmp_pat
     assert cache.describe() == [
         f"{local.root} (local)",
         f"{tmp_path}/a (remote)",
-        f"{tmp_path}/b (remote, read-only)",
+        f"{tmp_path}/b (remote, no such folder, read-only)",
         f"{tmp_path}/c (remote)",
     ]
     assert TieredCache(local).publish_remote(entry) is False
@@ -307,6 +307,13 @@ def test_differences_of_many_fields_and_of_hostile_ones() -> None:
     assert fields == [f"config.field{number}: {number} there, unset here" for number in range(5)]
     assert more == "config: 3 more fields differ"
     assert (model[:20], model[-20:], len(model)) == ("model: x\\x1b[2Jyyyyy", "yyy... there, z here", 7 + 200 + 14)
+
+
+def test_a_difference_far_inside_of_a_long_value_is_shown() -> None:
+    there, here = [0] * 500 + [1], [0] * 500 + [2]
+    (line,) = provenance_differences({"passes": there}, {"passes": here})
+    zeros = " 0," * 13
+    assert line == f"passes: ...{zeros} 1] there, ...{zeros} 2] here"
 
 
 def test_nearest_of_several_entries(local: LocalTier, remote: FolderRemote) -> None:

@@ -83,6 +83,16 @@ def test_strict_compiles_nothing(tmp_path: Path) -> None:
     assert strict.cache.local.keys() == []
 
 
+def test_what_nobody_would_accept_is_not_even_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("VLLM_NEURON_CACHE_TRUSTED_KEYS", str(tmp_path / "public.pem"))
+        job = pipeline(tmp_path, "a", publish=Publish.REQUIRED)
+        with pytest.raises(CacheError, match=r"would not be signed, .* set VLLM_NEURON_CACHE_SIGNING_KEY, or unset"):
+            job.resolve(scale(3), {"graph": "g"})
+        assert job.cache.local.keys() == []
+        assert pipeline(tmp_path, "a").resolve(scale(3), {}).source is Source.COMPILED
+
+
 def test_the_error_of_a_strict_start_says_all_that_helps(tmp_path: Path) -> None:
     near = pipeline(tmp_path, "a")
     near.level = 1
@@ -96,7 +106,7 @@ def test_the_error_of_a_strict_start_says_all_that_helps(tmp_path: Path) -> None
     assert f"decode_b1  key {misses[0].key.digest}" in message
     assert f"decode_b2  key {misses[1].key.digest}" in message
     assert f"{tmp_path / 'a'} (local)" in message
-    assert f"{tmp_path / 'remote'} (remote)" in message
+    assert f"{tmp_path / 'remote'} (remote, no such folder)" in message
     assert "level: O1 there, O2 here" in message
     assert "max_num_seqs: 8 there, 16 here" in message
     assert message.endswith("To fill the cache, run: vllm-neuron compile my/model")

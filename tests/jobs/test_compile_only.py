@@ -97,15 +97,17 @@ def test_a_job_that_is_run_again_captures_only_what_it_must(site: Site, tmp_path
     again = run(command, VLLM_CACHE_ROOT=tmp_path / "first")
     log = again.stdout + again.stderr
     assert again.returncode == 0, log[-3000:]
-    assert "3 of 3 graphs need no capture (0 from the local tier, 3 from the remote tier)" in log
-    assert "Captured nevertheless, because their artifacts are in no tier: decode_b2" in log
-    assert log.count("Captured ") == 2  # That line, and the capture itself.
+    assert (
+        "2 of 3 graphs need no capture (0 from the local tier, 2 from the remote tier); "
+        "decode_b2: its artifact is in no tier"
+    ) in log
+    assert log.count("Captured ") == 1
     assert "1 compiled, 2 already in the remote tier; 1 newly published" in again.stdout
     assert examine(remote / damaged, damaged).state is examine(remote / whole, whole).state is EntryState.COMPLETE
-    everything = run(command, VLLM_CACHE_ROOT=tmp_path / "second", TORCH_CACHING_PRECOMPILE=0)
+    everything = run([*command, "--json"], VLLM_CACHE_ROOT=tmp_path / "second", TORCH_CACHING_PRECOMPILE=0)
     assert everything.returncode == 0, everything.stderr[-3000:]
-    assert (everything.stdout + everything.stderr).count("Captured ") == len(GRAPHS)
-    assert "3 already in the remote tier" in everything.stdout
+    assert everything.stderr.count("Captured ") == len(GRAPHS)
+    assert [line["source"] for line in json.loads(everything.stdout)["graphs"]] == ["remote"] * 3
 
 
 GENERATE = f"""
@@ -180,6 +182,15 @@ def test_a_verifying_job_reports_misses_and_compiles_nothing(site: Site, tmp_pat
     assert [(line["graph"], line["source"]) for line in graphs] == [(graph, "missing") for graph in GRAPHS]
     assert [line["key"] for line in graphs] == [line["key"] for line in site.report["graphs"]]
     assert not list(tmp_path.rglob("*.vmfb"))
+
+
+def test_a_plan_is_not_content_with_what_only_this_machine_has(site: Site, tmp_path: Path) -> None:
+    plan = run(
+        [*COMMAND, "plan", str(site.shapes), *SIZES, "--check", "--remote", str(tmp_path / "remote")],
+        VLLM_CACHE_ROOT=site.folder / "build-cache",
+    )
+    assert plan.returncode == 1
+    assert "3 already in the local tier; 3 in no remote tier." in plan.stdout
 
 
 def test_a_job_whose_graphs_are_gone_when_it_ends_has_failed(site: Site, tmp_path: Path) -> None:

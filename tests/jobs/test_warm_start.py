@@ -263,5 +263,5 @@ def test_a_graph_whose_artifact_is_gone_is_captured_and_compiled(site: Site, res
     result = results["no artifact"]
     assert answered_right(site, result)
     assert captured(result) == ["decode_b1"]
-    assert "Captured nevertheless, because their artifacts are in no tier: decode_b1" in result["log"]
+    assert "; decode_b1: its artifact is in no tier" in result["log"]
     assert "(0 from the local tier, 2 from the remote tier, 1 compiled)" in result["log"]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 _FIELDS_SHOWN = 5
 _LONGEST = 200
+_BEFORE = 40
 
 
 def differences(name: str, there: object, here: object) -> list[str]:
@@ -25,14 +26,22 @@ def _differences(name: str, there: object, here: object) -> Iterator[str]:
         for field in sorted(there.keys() | here.keys()):
             yield from _differences(f"{name}.{printable(field)}", there.get(field), here.get(field))
     elif there != here:
-        yield f"{name}: {_shown(there)} there, {_shown(here)} here"
+        texts = _text(there), _text(here)
+        equal = next((place for place, (one, other) in enumerate(zip(*texts, strict=False)) if one != other), 0)
+        yield "{}: {} there, {} here".format(name, *(_cut(text, equal) for text in texts))
 
 
-def _shown(value: object) -> str:
+def _text(value: object) -> str:
     if value is None:
         return "unset"
-    text = printable(value if isinstance(value, str) else json.dumps(value, default=str))
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return printable(value if isinstance(value, str) else json.dumps(value, default=str))
+
+
+def _cut(text: str, equal: int) -> str:
+    """At most so much of a text as can be read, with the place where it differs, after ``equal`` letters, in it."""
+    start = max(0, equal - _BEFORE) if equal > _LONGEST - _BEFORE else 0
+    rest = text[start:]
+    return f"{'...' if start else ''}{rest if len(rest) <= _LONGEST else f'{rest[: _LONGEST - 3]}...'}"
 
 
 def printable(text: str) -> str:

@@ -26,6 +26,7 @@ _ACCEPTED = (
     f"published there; several are separated by {SEPARATOR!r}"
 )
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_NEARLY_URL = re.compile(r"(file|https?|s3|gs|gcs|az|abfs)(:/|//)", re.IGNORECASE)
 
 
 class RemoteTier(Protocol):
@@ -95,6 +96,8 @@ def open_remote(url: str) -> RemoteTier:
 
 def _open(text: str, read_only: bool) -> RemoteTier:
     if not _URL.match(text):
+        if _NEARLY_URL.match(text):
+            raise ConfigError(f"the remote cache {without_secrets(text)} is neither a URL nor a path; {_ACCEPTED}")
         return FolderRemote(Path(text), read_only=read_only)
     parts = urlsplit(text)
     scheme = parts.scheme.lower()

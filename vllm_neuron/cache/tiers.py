@@ -225,7 +225,13 @@ def _fetch(remote: RemoteTier, key: str, into: Path, progress: Progress) -> None
 
 def _facts(remote: RemoteTier) -> list[str]:
     trouble = remote.trouble if isinstance(remote, Guarded) else ""
-    return ["remote", *(["read-only"] if remote.read_only else []), *([f"not asked: {trouble}"] if trouble else [])]
+    there = not Path(remote.name).is_absolute() or Path(remote.name).is_dir()
+    return [
+        "remote",
+        *([] if there else ["no such folder"]),
+        *(["read-only"] if remote.read_only else []),
+        *([f"not asked: {trouble}"] if trouble else []),
+    ]
 
 
 def _metadata(remote: RemoteTier, key: str) -> Metadata | None:

@@ -61,6 +61,15 @@ def to_publish(key: str, metadata: bytes, found: bytes | None, kind: str = ENTRY
     return made
 
 
+def check_signs() -> None:
+    """Raise ``UntrustedEntryError`` where nobody here would accept what this process makes."""
+    if envs.CACHE_TRUSTED_KEYS.get() and envs.CACHE_SIGNING_KEY.get() is None:
+        raise UntrustedEntryError(
+            f"what is made here would not be signed, and {envs.CACHE_TRUSTED_KEYS.name} accepts only signed entries: "
+            f"set {envs.CACHE_SIGNING_KEY.name}, or unset {envs.CACHE_TRUSTED_KEYS.name}"
+        )
+
+
 def check(key: str, metadata: bytes, found: bytes | None, kind: str = ENTRY) -> None:
     """Raise ``UntrustedEntryError`` unless nobody in particular is trusted, or ``found`` is by one who is."""
     trusted = _trusted()

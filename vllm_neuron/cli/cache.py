@@ -17,7 +17,7 @@ from vllm_neuron.cache.differences import printable
 from vllm_neuron.cache.entry import Entry, EntryState, examine
 from vllm_neuron.cache.http_remote import INDEX
 from vllm_neuron.cli import cache_explain, cache_gc, cache_move
-from vllm_neuron.cli.keys import Json, Keys, full_keys, open_cache
+from vllm_neuron.cli.keys import Json, Keys, Remote, full_keys, open_cache, use_remote
 from vllm_neuron.errors import CacheError, ConfigError
 
 _WIDEST = 1000
@@ -26,13 +26,14 @@ app = typer.Typer(help="Look after the compile cache.", no_args_is_help=True)
 
 
 @app.command("list")
-def list_entries(as_json: Json = False) -> None:
+def list_entries(remote: Remote = None, as_json: Json = False) -> None:
     """List the entries of the local tier, and the keys that only a remote tier has."""
+    use_remote(remote)
     cache = open_cache()
     rows = [_row(entry) for key in cache.local.keys() if (entry := cache.local.lookup(key)) is not None]
     known = {row["key"] for row in rows}
-    for remote in cache.remotes:
-        rows += [{"key": key, "tier": remote.name} for key in cache.keys_of(remote) if key not in known]
+    for tier in cache.remotes:
+        rows += [{"key": key, "tier": tier.name} for key in cache.keys_of(tier) if key not in known]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return

@@ -19,14 +19,15 @@ from vllm_neuron.cache.entry import Entry
 from vllm_neuron.cache.manifests import ManifestStore
 from vllm_neuron.cache.remote import RemoteTier
 from vllm_neuron.cache.tiers import Found, TieredCache
-from vllm_neuron.cli.keys import Json, Keys, Plan, full_keys, open_cache, plan_keys
+from vllm_neuron.cli.keys import Json, Keys, Plan, Remote, full_keys, open_cache, plan_keys, use_remote
 from vllm_neuron.errors import CacheError, ConfigError
 
 _FETCHES = 8
 
 
-def push(keys: Keys = None, plan: Plan = None, as_json: Json = False) -> None:
+def push(keys: Keys = None, plan: Plan = None, remote: Remote = None, as_json: Json = False) -> None:
     """Publish entries of the local tier to the remote tier, with their manifests: those named, of a plan, or all."""
+    use_remote(remote)
     cache = _with_remotes()
     entries, done = _entries(cache, keys, plan), []
     for entry in entries:
@@ -44,8 +45,9 @@ def push(keys: Keys = None, plan: Plan = None, as_json: Json = False) -> None:
         typer.echo(f"{len(done)} entries and {len(manifests)} manifests are published")
 
 
-def pull(keys: Keys = None, plan: Plan = None, as_json: Json = False) -> None:
+def pull(keys: Keys = None, plan: Plan = None, remote: Remote = None, as_json: Json = False) -> None:
     """Fetch entries of the remote tier into the local one, with their manifests: those named, of a plan, or all."""
+    use_remote(remote)
     columns = (TextColumn("Fetching"), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal)
@@ -54,6 +56,8 @@ def pull(keys: Keys = None, plan: Plan = None, as_json: Json = False) -> None:
     wanted = _named(cache, keys, plan)
     if wanted is None:
         wanted = sorted({key for remote in cache.remotes for key in _all_of(remote)})
+        if not wanted:
+            raise CacheError(f"there is nothing to fetch in {'; '.join(cache.describe()[1:])}")
     start = time.monotonic()
     with bar, ThreadPoolExecutor(_FETCHES) as pool:
         found = dict(zip(wanted, pool.map(cache.lookup, wanted), strict=True))
@@ -136,7 +140,9 @@ def _tell_problems(store: ManifestStore, *more: str) -> None:
 def _with_remotes(on_bytes: Any = lambda amount: None) -> TieredCache:
     cache = open_cache(on_bytes)
     if not cache.remotes:
-        raise ConfigError("there is no remote tier: set NEURON_LIBTORCH_REMOTE_CACHE to a folder that machines share")
+        raise ConfigError(
+            "there is no remote tier: set --remote or NEURON_LIBTORCH_REMOTE_CACHE to a folder that machines share"
+        )
     return cache
 
 
@@ -160,7 +166,10 @@ def _entries(cache: TieredCache, keys: list[str] | None, plan: Path | None) -> l
         entry = cache.local.lookup(key)
         if entry is None and wanted is not None:
             raise CacheError(f"key {key} is not in the local tier {cache.local.root}")
-        found += [entry] if entry is not None else []
+        if entry is None:
+            typer.echo(f"warning: {key} is left out, because it is not whole: see `vllm-neuron cache verify`", err=True)
+        else:
+            found.append(entry)
     return found
 
 

@@ -33,6 +33,7 @@ Targets = Annotated[
     list[str] | None, typer.Option("--target", help="What to compile for; may be given several times. Default: cpu.")
 ]
 Remote = Annotated[str | None, typer.Option("--remote", help="Remote tier to publish to.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; the log goes to standard error.")]
 For = Annotated[EntryPoint, typer.Option("--for", help="Whose default sizes to take.")]
 
 
@@ -43,6 +44,7 @@ def compile_model(
     remote: Remote = None,
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Most compilers at once.")] = None,
     report: Annotated[Path | None, typer.Option("--report", help="Write a JSON report to this file.")] = None,
+    as_json: AsJson = False,
     entry_point: For = EntryPoint.SERVER,
 ) -> None:
     """Compile every graph of MODEL without its weights, and publish them. Takes every option of `vllm serve`."""
@@ -50,8 +52,7 @@ def compile_model(
         _check_report(report)
     _set(envs.REMOTE_CACHE, remote)
     _set(envs.COMPILE_WORKERS, workers)
-    result = _run(context, model, target, entry_point)
-    result.print()
+    result = _run(context, model, target, entry_point, as_json=as_json)
     if report is not None:
         try:
             result.write(report)
@@ -65,20 +66,17 @@ def plan(
     model: Model,
     target: Targets = None,
     remote: Annotated[str | None, typer.Option("--remote", help="Remote tier to look into.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a graph is in no tier.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Exit with 1 if a graph is missing: from the remote tiers, where there are any."),
+    ] = False,
+    as_json: AsJson = False,
     entry_point: For = EntryPoint.SERVER,
 ) -> None:
     """Show every graph of MODEL with its key, and whether a tier has it. Compiles nothing."""
     _set(envs.REMOTE_CACHE, remote)
     os.environ[envs.DISABLE_WARMUP_COMPILE.name] = "1"
-    if as_json:
-        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # Standard output is for the plan alone.
-    result = _run(context, model, target, entry_point)
-    if as_json:
-        typer.echo(json.dumps(result.to_json(), indent=2))
-    else:
-        result.print()
+    result = _run(context, model, target, entry_point, as_json=as_json)
     sys.exit(result.exit_code if check else 0)
 
 
@@ -98,7 +96,12 @@ def _set(variable: envs.Variable[Any], value: object) -> None:
         os.environ[variable.name] = str(value)
 
 
-def _run(context: typer.Context, model: str, targets: list[str] | None, entry_point: EntryPoint) -> Any:
+def _run(
+    context: typer.Context, model: str, targets: list[str] | None, entry_point: EntryPoint, *, as_json: bool
+) -> Any:
+    """Run the job, print its report, and return it."""
+    if as_json:
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # Standard output is for the report alone.
     os.environ[envs.CPU_COMPILE.name] = "1"
     targets = targets or [envs.TARGET_OVERRIDE.get() or "cpu"]
     os.environ[envs.TARGET_OVERRIDE.name] = targets[0]
@@ -113,4 +116,9 @@ def _run(context: typer.Context, model: str, targets: list[str] | None, entry_po
     # vLLM takes seconds to import: not for --help, nor for a mistake that can be told without it.
     from vllm_neuron.jobs.command_line import compile_for_targets
 
-    return compile_for_targets(model, context.args, targets, entry_point.value)
+    result = compile_for_targets(context.command_path, model, context.args, targets, entry_point.value)
+    if as_json:
+        typer.echo(json.dumps(result.to_json(), indent=2))
+    else:
+        result.print()
+    return result

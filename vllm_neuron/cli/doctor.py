@@ -21,6 +21,7 @@ from vllm_neuron.cli.keys import Json
 from vllm_neuron.compilers.base import compiler_for
 from vllm_neuron.compilers.iree import RELEASE
 from vllm_neuron.errors import NeuronError
+from vllm_neuron.routes import ACCEPTED
 from vllm_neuron.runtime.cpu import available_memory_bytes, check_features, psabi_level, usable_cores
 from vllm_neuron.targets import compile_target, lookup_targets, resolve_target
 
@@ -78,8 +79,14 @@ def _variables() -> Iterator[Finding]:
             f"{name} is not a known variable",
             f"did you mean {nearest}? Else unset {name}",
         )
-    envs.check_environment()
+    envs.check_values()
     trust.check_variables()
+    route = envs.BACKEND.get()
+    if route is not None and route not in ACCEPTED:
+        fix = f"set {envs.BACKEND.name} to {', '.join(ACCEPTED)}, or unset it"
+        found = f"{envs.BACKEND.name} is {route!r}, which is no route: the native one runs, without Precompile Cache"
+        yield Finding("variables", Verdict.WARNING, found, fix)
+        return
     count = sum(variable.is_set() for variable in envs.VARIABLES)
     yield Finding("variables", Verdict.OK, f"{count} of ours are set, each with a value that is accepted")
 

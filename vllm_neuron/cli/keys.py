@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +21,15 @@ Plan = Annotated[
     Path | None, typer.Option("--plan", help="Output of `vllm-neuron plan --json`, or a report of `compile --report`.")
 ]
 
+Remote = Annotated[str | None, typer.Option("--remote", help="The remote tier, in the place of the variable's.")]
+
 _SHOWN = 5
+
+
+def use_remote(url: str | None) -> None:
+    """Let ``--remote`` say which the remote tier is, where it is given."""
+    if url is not None:
+        os.environ[envs.REMOTE_CACHE.name] = url
 
 
 def open_cache(on_bytes: Callable[[int], object] = lambda amount: None) -> TieredCache:

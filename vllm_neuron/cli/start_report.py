@@ -13,14 +13,15 @@ from vllm_neuron.serve.start_report import last_start, report_path
 
 
 def start_report(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
-    """Show where the time of the last server start on this machine went, and where its graphs came from."""
+    """Show where the time of the last start that became ready went, and where its graphs came from."""
     facts = last_start()
     if facts is None:
         raise NeuronError(f"No start has been recorded in {report_path()}: it is written when a server becomes ready")
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return
-    table = Table("phase", title=f"Last start of {facts.get('model')}", title_justify="left")
+    title = f"Last start that became ready: {facts.get('model')}, begun {facts.get('begun', 'at an unknown time')}"
+    table = Table("phase", title=title, title_justify="left")
     table.add_column("seconds", justify="right")
     for name, seconds in facts.get("seconds", {}).items():
         table.add_row(name.replace("_", " "), f"{seconds:.1f}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_neuron import envs
-from vllm_neuron.cache import misses, steps
+from vllm_neuron.cache import misses, steps, trust
 from vllm_neuron.cache.entry import Entry, write_entry
 from vllm_neuron.cache.key import ArtifactKey, artifact_key
 from vllm_neuron.cache.steps import Step
@@ -146,9 +146,12 @@ class Pipeline:
         if self.strict or not isinstance(module, LoweredModule):
             misses.record(self.cache.local, key, provenance)
             raise CacheMissError(
-                f"{'Strict mode: ' if self.strict else ''}graph {provenance.get('graph', 'of user code')} "
-                f"(key {key.digest}) is in none of: {', '.join(self.cache.describe())}"
+                f"{'Strict mode: ' if self.strict else ''}{provenance.get('graph', 'the graph')} "
+                f"(key {key.digest}) is in none of: {', '.join(self.cache.describe())}. To fill the cache, run the "
+                f"same without {envs.DISABLE_WARMUP_COMPILE.name} and {envs.ASSERT_CACHE_HIT.name}"
             )
+        if self.publish is Publish.REQUIRED and self.cache.remotes:
+            trust.check_signs()
         with self.cache.lock(key.digest):
             steps.reached(Step.LOCKED)
             # Another process may have compiled it while this one waited. Remote tiers have just been asked.

@@ -14,7 +14,7 @@ from vllm_neuron.cache.in_use import Claim
 from vllm_neuron.cache.manifest import Manifest
 from vllm_neuron.cache.manifests import FoundManifest
 from vllm_neuron.cache.tiers import TieredCache
-from vllm_neuron.compile.pipeline import Pipeline, Publish, Resolution
+from vllm_neuron.compile.pipeline import Pipeline, Publish, Resolution, Source
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
 from vllm_neuron.compilers.base import check_compiler
 from vllm_neuron.errors import CacheError, CacheMissError
@@ -181,7 +181,7 @@ def _line(pipeline: Pipeline, outcome: GraphOutcome, target: Target) -> GraphLin
     if resolution is None or error is not None:
         source = "missing" if isinstance(error, CacheMissError) else "failed"
         return GraphLine(request.name, target.name, source, pipeline.key(request.module).digest, error=str(error))
-    compiled = resolution.source.value == "compiled"
+    compiled = resolution.source is Source.COMPILED
     return GraphLine(
         request.name,
         target.name,
@@ -191,4 +191,14 @@ def _line(pipeline: Pipeline, outcome: GraphOutcome, target: Target) -> GraphLin
         resolution.entry.artifact_path.stat().st_size,
         resolution.entry.metadata.peak_memory_bytes if compiled else 0,
         resolution.published,
+        _shared(pipeline, resolution),
     )
+
+
+def _shared(pipeline: Pipeline, resolution: Resolution) -> bool | None:
+    """Whether a remote tier has the entry; None where there is none. What had to be published is there."""
+    if not pipeline.cache.remotes:
+        return None
+    if resolution.source is Source.REMOTE or pipeline.publish is Publish.REQUIRED:
+        return True
+    return pipeline.cache.where(resolution.key.digest) not in ([], [pipeline.cache.local.name])

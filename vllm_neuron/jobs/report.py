@@ -10,10 +10,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from vllm_neuron import envs
+
 
 @dataclass(frozen=True)
 class GraphLine:
-    """One graph for one target. ``source`` is local, remote, compiled, missing or failed."""
+    """One graph for one target. ``source`` is local, remote, compiled, missing or failed.
+
+    ``shared`` says whether a remote tier has it, None where there is no remote tier.
+    """
 
     graph: str
     target: str
@@ -23,12 +28,20 @@ class GraphLine:
     artifact_bytes: int = 0
     peak_memory_bytes: int = 0
     published: bool = False
+    shared: bool | None = None
     error: str = ""
 
     @property
     def ok(self) -> bool:
-        """True if production will find the graph."""
-        return self.source not in ("missing", "failed")
+        """True if production will find the graph: in a remote tier, where there is one."""
+        return self.source not in ("missing", "failed") and self.shared is not False
+
+    @property
+    def result(self) -> str:
+        """What became of it, in words."""
+        published = ", published" if self.published else ""
+        unshared = ", in no remote tier" if self.shared is False else ""
+        return f"{self.source}{published}{unshared}"
 
 
 @dataclass
@@ -53,7 +66,9 @@ class JobReport:
         """One sentence with the numbers that matter."""
         parts = [f"{self.count(source)} {text}" for source, text in _SUMMARY.items() if self.count(source)]
         published = sum(line.published for line in self.graphs)
+        unshared = sum(line.shared is False for line in self.graphs)
         where = f"; {published} newly published" if published else ""
+        where += f"; {unshared} in no remote tier" if unshared else ""
         return f"{self.model}: {len(self.graphs)} graphs in {self.seconds:.1f} s: {', '.join(parts) or 'none'}{where}."
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +98,7 @@ class JobReport:
             table.add_row(
                 line.graph,
                 line.target,
-                line.source + (", published" if line.published else ""),
+                line.result,
                 f"{line.seconds:.1f}",
                 f"{line.artifact_bytes / 1024:.0f} KiB" if line.artifact_bytes else "",
                 f"{line.peak_memory_bytes / 2**20:.0f} MiB" if line.peak_memory_bytes else "",
@@ -94,6 +109,9 @@ class JobReport:
             if line.error:
                 console.print(f"{line.graph}: {line.error}", style="red", highlight=False)
         console.print(self.summary(), highlight=False)
+        if all(line.shared is None for line in self.graphs):
+            hint = f"No remote tier is set, with --remote or {envs.REMOTE_CACHE.name}: other machines can't use them."
+            console.print(hint, highlight=False)
 
 
 # Of a log file: wide enough for whole keys.

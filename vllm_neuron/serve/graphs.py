@@ -221,7 +221,7 @@ class GraphSet:
             facts["graphs"]["compiled"],
         )
         self._tell_of_better_target()
-        if self._traces is None:
+        if self._off_because and not self._route:
             logger.info(
                 "The Precompile Cache is off: %s. Capturing %d graphs took %.1f s of computing time, at each start",
                 self._off_because,

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ class StartClock:
             "buckets": buckets,
             **graphs,
             "seconds": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
+            "begun": datetime.fromtimestamp(self._begun, UTC).isoformat(timespec="seconds"),
             "total_seconds": round(time.time() - self._begun, 3),
         }
 

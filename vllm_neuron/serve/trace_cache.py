@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,14 +75,12 @@ class TraceCache:
         What has to be compiled has to be captured, for the module's text.
         """
         found = self.recall(buckets)
-        logger.info("%s", self.report(buckets, found))
-        lost = [name for name, each in found.items() if not has(each.manifest.module)]
-        if lost:
-            logger.info("Captured nevertheless, because their artifacts are in no tier: %s", ", ".join(lost))
-        return {name: each for name, each in found.items() if name not in lost}
+        usable = {name: each for name, each in found.items() if has(each.manifest.module)}
+        logger.info("%s", self.report(buckets, usable, lost=found.keys() - usable.keys()))
+        return usable
 
-    def report(self, buckets: Sequence[Bucket], found: Mapping[str, FoundManifest]) -> str:
-        """One line: how many graphs need no capture, and what is different about the others."""
+    def report(self, buckets: Sequence[Bucket], found: Mapping[str, FoundManifest], lost: Collection[str] = ()) -> str:
+        """One line: how many graphs need no capture, and why others do. The artifacts of ``lost`` are in no tier."""
         tiers = Counter(manifest.tier for manifest in found.values())
         line = (
             f"Precompile Cache: {len(found)} of {len(buckets)} graphs need no capture "
@@ -91,7 +89,8 @@ class TraceCache:
         reasons: dict[str, list[str]] = {}
         for bucket in buckets:
             if bucket.name not in found:
-                reasons.setdefault(self._reason(bucket), []).append(bucket.name)
+                reason = "its artifact is in no tier" if bucket.name in lost else self._reason(bucket)
+                reasons.setdefault(reason, []).append(bucket.name)
         return "; ".join([line, *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())])
 
     def keep(self, traced: TracedGraph) -> Manifest:
@@ -157,7 +156,9 @@ def open_for_serving(vllm_config: Any, cache: TieredCache) -> TraceCache | str:
     if not envs.CACHING_PRECOMPILE.get():
         if envs.CACHING_PRECOMPILE.is_set():
             return f"{envs.CACHING_PRECOMPILE.name} turns it off"
-        return f"{envs.BACKEND.name} is unset; set it to {Route.NATIVE.value} to turn it on"
+        value = envs.BACKEND.get()
+        state = "is unset" if value is None else f"is {value!r}, which is no route"
+        return f"{envs.BACKEND.name} {state}; set it to {Route.NATIVE.value} to turn it on"
     try:
         return TraceCache(vllm_config, cache)
     except UnsupportedError as error:
