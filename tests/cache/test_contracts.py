@@ -83,6 +83,7 @@ def test_published_entry_arrives_whole(
 ) -> None:
     assert publisher.publish(entry) is True
     assert remote.metadata(KEY) == entry.metadata
+    assert remote.exists()
     found = cache.lookup(KEY)
     assert found is not None
     assert (found.tier, found.source) == ("remote", remote.name)

@@ -256,6 +256,8 @@ def test_remote_mount_hangs(bench: Bench, stopped_mount: Path, tmp_path: Path) -
     bench.sees("remote mount hangs")
     assert bench.look(remote, OTHER.digest) is None
     assert bench.caplog.records == []
+    never_asked = TieredCache(LocalTier(bench.root), [Guarded(Mounted(stopped_mount), silence=1.0)])
+    assert "(remote, not asked: looking for it failed: nothing came" in never_asked.describe()[1]
 
 
 def test_remote_disk_full(bench: Bench, small: Path, tmp_path: Path) -> None:

@@ -52,6 +52,10 @@ class FolderRemote:
         """As it was told."""
         return self._read_only
 
+    def exists(self) -> bool:
+        """See ``RemoteTier``."""
+        return self.root.is_dir()
+
     def metadata(self, key: str) -> Metadata | None:
         """See ``RemoteTier``."""
         path = self._path(key)

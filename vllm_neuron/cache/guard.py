@@ -62,6 +62,10 @@ class Guarded:
         """Why the store is left alone at the moment; '' where it is not."""
         return self._down[1] if self._down and time.monotonic() < self._down[0] else ""
 
+    def exists(self) -> bool:
+        """See ``RemoteTier``."""
+        return self._call(self._remote.exists, Progress(), "looking for it")
+
     def metadata(self, key: str) -> Metadata | None:
         """See ``RemoteTier``."""
         return self._call(lambda: self._remote.metadata(key), Progress(), f"asking for {key}")

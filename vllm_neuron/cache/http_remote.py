@@ -61,6 +61,10 @@ class HttpRemote:
         self._pools: dict[int, Any] = {}
         self.name = urlunsplit((parts.scheme.lower(), host, parts.path.rstrip("/"), "", ""))
 
+    def exists(self) -> bool:
+        """See ``RemoteTier``."""
+        return True
+
     def metadata(self, key: str) -> Metadata | None:
         """See ``RemoteTier``."""
         found = self._described(checked_key(key))

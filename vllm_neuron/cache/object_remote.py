@@ -71,6 +71,10 @@ class ObjectRemote:
         """As it was told."""
         return self._read_only
 
+    def exists(self) -> bool:
+        """See ``RemoteTier``."""
+        return True
+
     def metadata(self, key: str) -> Metadata | None:
         """See ``RemoteTier``."""
         marker = self._marker(checked_key(key))

@@ -43,6 +43,9 @@ class RemoteTier(Protocol):
     def read_only(self) -> bool:
         """Whether nothing is ever published here."""
 
+    def exists(self) -> bool:
+        """False for a folder that is not there: it is made with the first entry. A store that is asked is there."""
+
     def metadata(self, key: str) -> Metadata | None:
         """What the entry of ``key`` says of itself, or None where there is no finished one. No file is verified."""
 

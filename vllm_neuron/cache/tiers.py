@@ -224,14 +224,13 @@ def _fetch(remote: RemoteTier, key: str, into: Path, progress: Progress) -> None
 
 
 def _facts(remote: RemoteTier) -> list[str]:
+    try:
+        absent = not remote.exists()
+    except (OSError, CacheError):
+        absent = False  # What is wrong with it is told below.
     trouble = remote.trouble if isinstance(remote, Guarded) else ""
-    there = not Path(remote.name).is_absolute() or Path(remote.name).is_dir()
-    return [
-        "remote",
-        *([] if there else ["no such folder"]),
-        *(["read-only"] if remote.read_only else []),
-        *([f"not asked: {trouble}"] if trouble else []),
-    ]
+    facts = {"no such folder": absent, "read-only": remote.read_only, f"not asked: {trouble}": bool(trouble)}
+    return ["remote", *(fact for fact, holds in facts.items() if holds)]
 
 
 def _metadata(remote: RemoteTier, key: str) -> Metadata | None:

@@ -130,11 +130,12 @@ def _remote_tier(remote: RemoteTier) -> Finding:
     mark = ", read-only" if remote.read_only else ""
     try:
         remote.metadata(_NO_SUCH_KEY)
+        there = remote.exists()
     except (OSError, NeuronError) as error:
         fix = "check that the store is up, the name, the network and the credentials"
         return Finding("remote tier", Verdict.ERROR, f"{remote.name}{mark} can't be asked: {error}", fix)
     path = Path(remote.name)
-    if path.is_absolute() and not path.is_dir():
+    if not there:
         return Finding("remote tier", Verdict.WARNING, f"{remote.name}{mark} is not there (yet)",
                        "mount it, or publish to it: it is made with the first entry")  # fmt: skip
     if path.is_absolute() and not remote.read_only and not os.access(path, os.W_OK | os.X_OK):
