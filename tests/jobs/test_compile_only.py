@@ -151,7 +151,7 @@ def test_strict_with_empty_tiers_fails_and_says_what_fills_them(site: Site, tmp_
     for line in site.report["graphs"]:
         assert f"{line['graph']}  key {line['key']}" in output
     assert f"{tmp_path / 'root' / 'neuron' / 'compile_cache'} (local)" in output
-    assert f"{tmp_path / 'remote'} (remote)" in output
+    assert f"{tmp_path / 'remote'} (remote, no such folder)" in output
     # It works where it is read: in a shell that is set for strict starts.
     command = f"env -u VLLM_NEURON_DISABLE_WARMUP_COMPILE vllm-neuron compile {production} --dtype float32"
     assert f"To fill the cache, run: {command} --max-model-len 128" in output
