@@ -113,7 +113,7 @@ def plan(case: dict[str, Any]) -> dict[str, Any]:
     os.environ[envs.TARGET_OVERRIDE.name] = case["target"]
     if not case.get("compile"):
         os.environ[envs.DISABLE_WARMUP_COMPILE.name] = "1"
-    report = compile_for_targets(case["argv"][0], case["argv"][1:], [case["target"]], "server")
+    report = compile_for_targets("vllm-neuron plan", case["argv"][0], case["argv"][1:], [case["target"]], "server")
     cache = TieredCache.from_environment()
     missed = {miss.key: miss for miss in misses.recorded(cache.local)}
     graphs: dict[str, dict[str, Any]] = {}
