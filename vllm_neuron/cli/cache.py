@@ -12,12 +12,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from vllm_neuron import envs
 from vllm_neuron.cache import index
 from vllm_neuron.cache.differences import printable
 from vllm_neuron.cache.entry import Entry, EntryState, examine
 from vllm_neuron.cache.http_remote import INDEX
 from vllm_neuron.cli import cache_explain, cache_gc, cache_move
-from vllm_neuron.cli.keys import Json, Keys, Remote, full_keys, open_cache, use_remote
+from vllm_neuron.cli.keys import Json, Keys, Remote, full_keys, open_cache, set_variable
 from vllm_neuron.errors import CacheError, ConfigError
 
 _WIDEST = 1000
@@ -28,7 +29,7 @@ app = typer.Typer(help="Look after the compile cache.", no_args_is_help=True)
 @app.command("list")
 def list_entries(remote: Remote = None, as_json: Json = False) -> None:
     """List the entries of the local tier, and the keys that only a remote tier has."""
-    use_remote(remote)
+    set_variable(envs.REMOTE_CACHE, remote)
     cache = open_cache()
     rows = [_row(entry) for key in cache.local.keys() if (entry := cache.local.lookup(key)) is not None]
     known = {row["key"] for row in rows}

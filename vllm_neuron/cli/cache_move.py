@@ -19,7 +19,7 @@ from vllm_neuron.cache.entry import Entry
 from vllm_neuron.cache.manifests import ManifestStore
 from vllm_neuron.cache.remote import RemoteTier
 from vllm_neuron.cache.tiers import Found, TieredCache
-from vllm_neuron.cli.keys import Json, Keys, Plan, Remote, full_keys, open_cache, plan_keys, use_remote
+from vllm_neuron.cli.keys import Json, Keys, Plan, Remote, full_keys, open_cache, plan_keys, set_variable
 from vllm_neuron.errors import CacheError, ConfigError
 
 _FETCHES = 8
@@ -27,7 +27,7 @@ _FETCHES = 8
 
 def push(keys: Keys = None, plan: Plan = None, remote: Remote = None, as_json: Json = False) -> None:
     """Publish entries of the local tier to the remote tier, with their manifests: those named, of a plan, or all."""
-    use_remote(remote)
+    set_variable(envs.REMOTE_CACHE, remote)
     cache = _with_remotes()
     entries, done = _entries(cache, keys, plan), []
     for entry in entries:
@@ -47,7 +47,7 @@ def push(keys: Keys = None, plan: Plan = None, remote: Remote = None, as_json: J
 
 def pull(keys: Keys = None, plan: Plan = None, remote: Remote = None, as_json: Json = False) -> None:
     """Fetch entries of the remote tier into the local one, with their manifests: those named, of a plan, or all."""
-    use_remote(remote)
+    set_variable(envs.REMOTE_CACHE, remote)
     columns = (TextColumn("Fetching"), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal)

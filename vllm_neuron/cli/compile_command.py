@@ -13,6 +13,7 @@ import typer
 
 from vllm_neuron import envs
 from vllm_neuron.cache.tiers import TieredCache
+from vllm_neuron.cli.keys import set_variable
 from vllm_neuron.compilers.base import check_compiler, compiler_for
 from vllm_neuron.errors import ConfigError, NeuronError
 from vllm_neuron.serve.model_folder import check_model_folder
@@ -50,8 +51,8 @@ def compile_model(
     """Compile every graph of MODEL without its weights, and publish them. Takes every option of `vllm serve`."""
     if report is not None:
         _check_report(report)
-    _set(envs.REMOTE_CACHE, remote)
-    _set(envs.COMPILE_WORKERS, workers)
+    set_variable(envs.REMOTE_CACHE, remote)
+    set_variable(envs.COMPILE_WORKERS, workers)
     result = _run(context, model, target, entry_point, as_json=as_json)
     if report is not None:
         try:
@@ -74,7 +75,7 @@ def plan(
     entry_point: For = EntryPoint.SERVER,
 ) -> None:
     """Show every graph of MODEL with its key, and whether a tier has it. Compiles nothing."""
-    _set(envs.REMOTE_CACHE, remote)
+    set_variable(envs.REMOTE_CACHE, remote)
     os.environ[envs.DISABLE_WARMUP_COMPILE.name] = "1"
     result = _run(context, model, target, entry_point, as_json=as_json)
     sys.exit(result.exit_code if check else 0)
@@ -88,12 +89,6 @@ def _check_report(path: Path) -> None:
         raise ConfigError(f"--report {path}: there is no folder {path.parent}. Make it, or name a file elsewhere")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"--report {path} can't be written by this user. Name a file elsewhere")
-
-
-def _set(variable: envs.Variable[Any], value: object) -> None:
-    """An option of the command line is its variable: what reads the variable needs to know nothing of the option."""
-    if value is not None:
-        os.environ[variable.name] = str(value)
 
 
 def _run(

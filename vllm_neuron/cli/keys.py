@@ -26,10 +26,10 @@ Remote = Annotated[str | None, typer.Option("--remote", help="The remote tier, i
 _SHOWN = 5
 
 
-def use_remote(url: str | None) -> None:
-    """Let ``--remote`` say which the remote tier is, where it is given."""
-    if url is not None:
-        os.environ[envs.REMOTE_CACHE.name] = url
+def set_variable(variable: envs.Variable[Any], value: object) -> None:
+    """An option of the command line is its variable: what reads the variable needs to know nothing of the option."""
+    if value is not None:
+        os.environ[variable.name] = str(value)
 
 
 def open_cache(on_bytes: Callable[[int], object] = lambda amount: None) -> TieredCache:
