@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.neuron.routes")
 
 _HANDED_DOWN = "_VLLM_NEURON_ROUTE"
+# The entry of ``additional_config`` that says that the user chose the level.
+EXPLICIT_LEVEL = "explicit_optimization_level"
 
 
 class Route(enum.Enum):

@@ -13,7 +13,7 @@ from tests.support.cold_starts import start_cold_together
 from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.local import LocalTier
 from vllm_neuron.cache.tiers import TieredCache
-from vllm_neuron.compile.misses import Miss, miss_error
+from vllm_neuron.compile.miss_error import Miss, miss_error
 from vllm_neuron.compile.pipeline import Pipeline, Publish, Source
 from vllm_neuron.compile.pool import GraphRequest, resolve_all
 from vllm_neuron.errors import CacheError, CacheMissError, CompileError

@@ -29,10 +29,10 @@ from vllm_neuron.compile.outputs import View, take_outputs
 from vllm_neuron.compile.pipeline import Pipeline, Source
 from vllm_neuron.compile.specialize import Specializer, is_dynamic, take_floats
 from vllm_neuron.errors import ConfigError, UnsupportedError
+from vllm_neuron.host.cpu import check_features
 from vllm_neuron.lowering.canonical import CanonicalGraph, canonicalize
 from vllm_neuron.lowering.decompositions import decomposition_table
 from vllm_neuron.routes import Route, check_available, current_route, default_level, lower, warn_of_deprecation
-from vllm_neuron.runtime.cpu import check_features
 from vllm_neuron.runtime.iree import IreeExecutable
 from vllm_neuron.targets import compile_target
 

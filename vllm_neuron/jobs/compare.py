@@ -13,21 +13,20 @@ from rich.table import Table
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader import get_model
 
+from vllm_neuron.execute.compiled import CompiledExecutor
+from vllm_neuron.execute.eager import EagerExecutor
+from vllm_neuron.execute.executor import allocate
+from vllm_neuron.execute.start_report import StartClock
+from vllm_neuron.graphs.model_capture import set_ir_defaults
+from vllm_neuron.graphs.prepare import GraphSet
 from vllm_neuron.jobs.command_line import engine_config, parse
 from vllm_neuron.jobs.comparison import BucketResult, Comparison, Sizes
-from vllm_neuron.routes import Route, default_level
-from vllm_neuron.serve.accelerator import without_accelerator
-from vllm_neuron.serve.buckets import buckets_for
-from vllm_neuron.serve.eager import EagerExecutor
-from vllm_neuron.serve.executable import CompiledExecutor
-from vllm_neuron.serve.executor import allocate
-from vllm_neuron.serve.graphs import GraphSet
-from vllm_neuron.serve.groups import init_groups
-from vllm_neuron.serve.kv import planned_blocks
-from vllm_neuron.serve.platform import EXPLICIT_LEVEL
-from vllm_neuron.serve.start_report import StartClock
-from vllm_neuron.serve.step import StepModel, model_inputs
-from vllm_neuron.serve.tracing import set_ir_defaults
+from vllm_neuron.model.buckets import buckets_for
+from vllm_neuron.model.groups import init_groups
+from vllm_neuron.model.kv import planned_blocks
+from vllm_neuron.model.patches import without_accelerator
+from vllm_neuron.model.step import StepModel, model_inputs
+from vllm_neuron.routes import EXPLICIT_LEVEL, Route, default_level
 from vllm_neuron.targets import compile_target
 
 

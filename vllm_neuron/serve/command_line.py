@@ -8,15 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vllm.utils.import_utils import resolve_obj_by_qualname
-
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError, NeuronError
-from vllm_neuron.serve.buckets import neuron_config
-from vllm_neuron.serve.model_folder import check_model_folder
+from vllm_neuron.model.buckets import neuron_config
+from vllm_neuron.model.checkpoint import check_model_folder
 
 LEVEL_OPTION = "--optimization-level"
-_SERVE_JOB = "vllm_neuron.jobs.command_line.serve_command"
 
 _parsed = False
 
@@ -60,9 +57,12 @@ def _serves(parser: Any) -> bool:
 
 
 def _compile_instead(arguments: Any) -> int:
-    """The job that takes the server's place in compile-only mode: the one call upward. Returns the exit code."""
+    """The job that takes the server's place in compile-only mode. Returns the exit code."""
+    # Imports most of vLLM, which a server that only parses its options need not wait for.
+    from vllm_neuron.jobs.command_line import serve_command
+
     try:
-        return int(resolve_obj_by_qualname(_SERVE_JOB)(arguments))
+        return serve_command(arguments)
     except NeuronError as error:
         print(f"vllm: error: {error}", file=sys.stderr, flush=True)
         return 2 if isinstance(error, ConfigError) else 1

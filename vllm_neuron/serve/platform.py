@@ -16,14 +16,13 @@ from vllm.platforms.interface import Platform, PlatformEnum
 
 from vllm_neuron import envs, logs, metrics
 from vllm_neuron.errors import ConfigError, UnsupportedError
-from vllm_neuron.routes import current_route, log_once, optimization_level
+from vllm_neuron.execute.start_report import note_process_start
+from vllm_neuron.routes import EXPLICIT_LEVEL, current_route, log_once, optimization_level
 from vllm_neuron.serve import checks, command_line, lifetime
-from vllm_neuron.serve.start_report import note_process_start
 from vllm_neuron.targets import compile_target
 
 WORKER = "vllm_neuron.serve.worker.NeuronWorker"
 COMPILE_ONLY_WORKER = "vllm_neuron.serve.compile_worker.CompileOnlyWorker"
-EXPLICIT_LEVEL = "explicit_optimization_level"
 
 # The scheduler speaks the dialect of one runner or the other, and the choice depends on what else is installed.
 os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
@@ -102,7 +101,7 @@ class NeuronPlatform(Platform):
                 raise UnsupportedError(f"Attention of the kind {kind} is not supported on the Neuron platform")
         if attn_selector_config.has_sink:
             raise UnsupportedError("Attention with sinks is not supported on the Neuron platform")
-        return "vllm_neuron.serve.attention.NeuronAttentionBackend"
+        return "vllm_neuron.model.attention.NeuronAttentionBackend"
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:

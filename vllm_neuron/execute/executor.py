@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from vllm_neuron.abi import TensorSpec
-from vllm_neuron.serve.buckets import Bucket
-from vllm_neuron.serve.step import step_inputs
+from vllm_neuron.model.buckets import Bucket
+from vllm_neuron.model.step import step_inputs
 
 Inputs = dict[str, npt.NDArray[np.int64]]
 

@@ -9,9 +9,9 @@ import shlex
 from typing import Any
 
 from vllm_neuron import __version__, envs
+from vllm_neuron.graphs.trace_key import stable
+from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.routes import Route, current_route
-from vllm_neuron.serve.buckets import Bucket
-from vllm_neuron.serve.trace_key import stable
 from vllm_neuron.targets import Target
 
 _PACKAGES = ("torch", "transformers", "vllm", "torch-mlir")

@@ -15,15 +15,15 @@ from vllm_neuron import envs, metrics
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.cache.entry import Entry
 from vllm_neuron.cache.in_use import Claim
-from vllm_neuron.compile.misses import Miss, miss_error
+from vllm_neuron.compile.miss_error import Miss, miss_error
 from vllm_neuron.compile.pipeline import Pipeline, Source
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
 from vllm_neuron.errors import CacheError, CacheMissError, CaptureError, NeuronError
+from vllm_neuron.graphs.provenance import compile_command, provenance
+from vllm_neuron.graphs.trace_cache import TraceCache, TracedGraph, open_for_serving
 from vllm_neuron.lowering import release
+from vllm_neuron.model.buckets import Bucket, buckets_for, compiler_arguments
 from vllm_neuron.routes import Route
-from vllm_neuron.serve.buckets import Bucket, buckets_for, compiler_arguments
-from vllm_neuron.serve.provenance import compile_command, provenance
-from vllm_neuron.serve.trace_cache import TraceCache, TracedGraph, open_for_serving
 from vllm_neuron.targets import better_target
 
 if TYPE_CHECKING:
@@ -126,9 +126,9 @@ class GraphSet:
                 f"({self._off_because or 'see the line about the Precompile Cache above'}). "
                 f"Run the compile job for this configuration: {self._compile_command()}"
             )
-        from vllm_neuron.serve import tracing
+        from vllm_neuron.graphs import model_capture
 
-        return (tracing.trace_here if here else tracing.trace)(self._config, buckets, route=self._route)
+        return (model_capture.trace_here if here else model_capture.trace)(self._config, buckets, route=self._route)
 
     def _recalled_requests(self) -> Iterator[GraphRequest]:
         for name, found in self._recalled.items():

@@ -14,9 +14,9 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import UnsupportedError
-from vllm_neuron.serve.attention import PagedStep, StepHolder
-from vllm_neuron.serve.buckets import Bucket
-from vllm_neuron.serve.moe import open_mixtures
+from vllm_neuron.model.attention import PagedStep, StepHolder
+from vllm_neuron.model.buckets import Bucket
+from vllm_neuron.model.mixtures import open_mixtures
 
 STEP_INPUTS = ("input_ids", "positions", "slot_mapping", "block_tables", "logits_indices")
 

@@ -20,11 +20,11 @@ from vllm_neuron.cache.manifests import FoundManifest, ManifestStore
 from vllm_neuron.cache.sources import SourceDigests
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheError, UnsupportedError
+from vllm_neuron.graphs.trace_key import TraceKeys
 from vllm_neuron.lowering.module import LoweredModule, ModuleIdentity
+from vllm_neuron.model.buckets import Bucket
+from vllm_neuron.model.step import step_inputs
 from vllm_neuron.routes import Route, current_route
-from vllm_neuron.serve.buckets import Bucket
-from vllm_neuron.serve.step import step_inputs
-from vllm_neuron.serve.trace_key import TraceKeys
 
 logger = logging.getLogger("vllm.neuron.precompile")
 

@@ -37,16 +37,16 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from vllm_neuron import envs
 from vllm_neuron.abi import TensorSpec
-from vllm_neuron.compile.graph import capture
+from vllm_neuron.compile.capture import capture
 from vllm_neuron.errors import CaptureError, NeuronError
+from vllm_neuron.graphs.trace_cache import TracedGraph
+from vllm_neuron.host.cpu import usable_cores
+from vllm_neuron.model.buckets import Bucket
+from vllm_neuron.model.groups import init_groups
+from vllm_neuron.model.kv import planned_blocks
+from vllm_neuron.model.patches import without_accelerator
+from vllm_neuron.model.step import STEP_INPUTS, StepModel, step_inputs
 from vllm_neuron.routes import Route, current_route, lower
-from vllm_neuron.runtime.cpu import usable_cores
-from vllm_neuron.serve.accelerator import without_accelerator
-from vllm_neuron.serve.buckets import Bucket
-from vllm_neuron.serve.groups import init_groups
-from vllm_neuron.serve.kv import planned_blocks
-from vllm_neuron.serve.step import STEP_INPUTS, StepModel, step_inputs
-from vllm_neuron.serve.trace_cache import TracedGraph
 
 logger = logging.getLogger("vllm.neuron.tracing")
 

@@ -9,13 +9,13 @@ import torch
 
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import NeuronError
+from vllm_neuron.execute.executor import Inputs
+from vllm_neuron.execute.start_report import StartClock
+from vllm_neuron.graphs.prepare import CompiledGraph, GraphSet
+from vllm_neuron.host.cpu import check_features
+from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.runtime.base import BoundCall
-from vllm_neuron.runtime.cpu import check_features
 from vllm_neuron.runtime.iree import ALIGNMENT, IreeExecutable
-from vllm_neuron.serve.buckets import Bucket
-from vllm_neuron.serve.executor import Inputs
-from vllm_neuron.serve.graphs import CompiledGraph, GraphSet
-from vllm_neuron.serve.start_report import StartClock
 
 
 class BindingError(NeuronError, RuntimeError):
@@ -59,7 +59,7 @@ class CompiledExecutor:
     def run(self, bucket: Bucket, inputs: Inputs) -> torch.Tensor:
         """Logits [bucket.seqs, vocabulary] of one step; the KV caches are written in place.
 
-        ``inputs`` are the step inputs of ``serve.step.step_inputs``, each of the bucket's exact shape. Raises
+        ``inputs`` are the step inputs of ``model.step.step_inputs``, each of the bucket's exact shape. Raises
         :class:`NeuronError` for a bucket that was not compiled at start-up: nothing is compiled while serving.
         """
         graph = self._graphs.get(bucket)

@@ -27,7 +27,7 @@ from vllm_neuron.cache.manifest import MANIFEST_VERSION
 from vllm_neuron.cache.sources import SourceDigests
 from vllm_neuron.errors import UnsupportedError
 from vllm_neuron.lowering import release
-from vllm_neuron.serve.buckets import OPTIONS, Bucket
+from vllm_neuron.model.buckets import OPTIONS, Bucket
 from vllm_neuron.targets import compile_target
 
 # Of vLLM's configurations: what says where things come from and go to, what is decided by other parts of the key, and
