@@ -56,7 +56,6 @@ def lower(graph: CanonicalGraph, route: Route | None = None) -> LoweredModule:
     return module
 
 
-@functools.lru_cache(maxsize=16)
 def to_stablehlo(module: LoweredModule) -> LoweredModule:
     """An HLO module as StableHLO, for the compiler that takes nothing else."""
     converted: LoweredModule = _lowering(Route.XLA).to_stablehlo(module)

@@ -17,8 +17,9 @@ from vllm_neuron.execute.compiled import CompiledExecutor
 from vllm_neuron.execute.eager import EagerExecutor
 from vllm_neuron.execute.executor import allocate
 from vllm_neuron.execute.start_report import StartClock
+from vllm_neuron.graphs.graph_set import GraphSet
 from vllm_neuron.graphs.model_capture import set_ir_defaults
-from vllm_neuron.graphs.prepare import GraphSet
+from vllm_neuron.graphs.prepare import Policy
 from vllm_neuron.jobs.command_line import engine_config, parse
 from vllm_neuron.jobs.comparison import BucketResult, Comparison, Sizes
 from vllm_neuron.model.buckets import buckets_for
@@ -80,7 +81,7 @@ def compare(vllm_config: Any, steps: int) -> ComparisonReport:
     # One after the other, and before gloo and IREE have threads: capture workers are forked.
     graphs: dict[Route, GraphSet] = {}
     for route in Route:
-        graphs[route] = GraphSet(vllm_config, route=route, level=_level(vllm_config, route))
+        graphs[route] = GraphSet(vllm_config, Policy.comparing(route, _level(vllm_config, route)))
         graphs[route].wait({})
     step_model = _load(vllm_config)
     blocks = planned_blocks(step_model, vllm_config)
