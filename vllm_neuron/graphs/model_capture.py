@@ -11,7 +11,6 @@ import copy
 import tempfile
 import time
 import traceback
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from vllm import ir
 from vllm.config import set_current_vllm_config
 from vllm.distributed import parallel_state
-from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from vllm_neuron import envs
@@ -33,7 +30,7 @@ from vllm_neuron.graphs.trace_cache import CapturedGraph
 from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.model.groups import init_groups
 from vllm_neuron.model.kv import planned_blocks
-from vllm_neuron.model.patches import without_accelerator
+from vllm_neuron.model.patches import building_without_values, set_ir_defaults, without_accelerator
 from vllm_neuron.model.step import STEP_INPUTS, StepModel, step_inputs
 from vllm_neuron.routes import Route, current_route, lower
 
@@ -78,12 +75,6 @@ class ModelCapture:
         return logits
 
 
-def set_ir_defaults(vllm_config: Any) -> None:
-    """What the constructor of vLLM's worker sets: a job has no worker."""
-    vllm_config.kernel_config.ir_op_priority.set_default()
-    ir.set_default_torch_wrap(vllm_config.compilation_config.ir_enable_torch_wrap)
-
-
 def kv_inputs(step: StepModel, num_blocks: int) -> dict[str, TensorSpec]:
     """The KV caches of every attention layer by the names that they have as inputs of a graph, in layer order."""
     return {
@@ -116,21 +107,10 @@ class ShapesLoader(BaseModelLoader):
 
 
 def _build(vllm_config: Any, mode: FakeTensorMode) -> nn.Module:
-    # vLLM shares rotary modules of equal arguments in the whole process: a fake one must not reach a real model, nor
-    # a real one a fake model.
-    shared = rotary_embedding._ROPE_DICT
-    kept = dict(shared)
-    shared.clear()
-    try:
-        with mode, warnings.catch_warnings():
-            # vLLM looks at the addresses of weights, which fake ones have none of; it only compares them.
-            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
-            loader = ShapesLoader(vllm_config.load_config)
-            model: nn.Module = loader.load_model(vllm_config=vllm_config, model_config=vllm_config.model_config)
-        return model
-    finally:
-        shared.clear()
-        shared.update(kept)
+    with mode, building_without_values():
+        loader = ShapesLoader(vllm_config.load_config)
+        model: nn.Module = loader.load_model(vllm_config=vllm_config, model_config=vllm_config.model_config)
+    return model
 
 
 @contextlib.contextmanager
