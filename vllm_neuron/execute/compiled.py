@@ -56,7 +56,7 @@ class CompiledExecutor:
         Raises :class:`CacheMissError` in strict mode, for all misses at once.
         """
         with self._clock.phase("wait_for_graphs"):
-            graphs = self._source.wait({name: _spec(tensor) for name, tensor in self._inputs.items()})
+            graphs = self._source.wait({name: TensorSpec.of(tensor) for name, tensor in self._inputs.items()})
         with self._clock.phase("load_graphs"):
             self._graphs = {graph.bucket: self._load(graph) for graph in graphs}
         with self._clock.phase("try_new_graphs"):
@@ -90,7 +90,7 @@ class CompiledExecutor:
         arguments = []
         for name, spec in zip(graph.input_names, abi.inputs, strict=True):
             if name.startswith("inputs."):
-                tensor = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
+                tensor = torch.zeros(spec.shape, dtype=spec.torch_dtype)
                 staging[name.removeprefix("inputs.")] = tensor
             else:
                 tensor = self._model_input(graph.bucket, name, spec)
@@ -102,7 +102,7 @@ class CompiledExecutor:
         tensor = self._inputs.get(name)
         if tensor is None:
             raise BindingError(f"{bucket.name} needs {name}, which the loaded model does not have")
-        found = _spec(tensor)
+        found = TensorSpec.of(tensor)
         if found != spec:
             raise BindingError(f"{bucket.name} needs {name} as {spec}; the loaded model has it as {found}")
         if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
@@ -111,7 +111,3 @@ class CompiledExecutor:
             # One copy for all buckets.
             tensor = self._inputs[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
         return tensor.detach()
-
-
-def _spec(tensor: torch.Tensor) -> TensorSpec:
-    return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

@@ -59,7 +59,7 @@ class ModelCapture:
         start = time.monotonic()
         step = {f"inputs.{name}": spec for name, spec in step_inputs(bucket, self.step_model.block_size).items()}
         specs = step | self._kv
-        specs |= {f"weights.{name}": _spec(tensor) for name, tensor in self._weights.items()}
+        specs |= {f"weights.{name}": TensorSpec.of(tensor) for name, tensor in self._weights.items()}
         with _configured(self._config), self.step_model.context():
             graph = capture(self._forward, specs, self._kv, self._mode)
         module = lower(graph, self._route)
@@ -82,10 +82,6 @@ def kv_inputs(step: StepModel, num_blocks: int) -> dict[str, TensorSpec]:
         for layer, pair in enumerate(step.kv_specs(num_blocks))
         for side, spec in zip("kv", pair, strict=True)
     }
-
-
-def _spec(tensor: torch.Tensor) -> TensorSpec:
-    return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 def _private_copy(vllm_config: Any) -> Any:

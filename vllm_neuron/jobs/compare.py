@@ -13,6 +13,7 @@ from rich.table import Table
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader import get_model
 
+from vllm_neuron.abi import dtype_name
 from vllm_neuron.execute.compiled import CompiledExecutor
 from vllm_neuron.execute.eager import EagerExecutor
 from vllm_neuron.execute.executor import allocate
@@ -95,7 +96,7 @@ def compare(vllm_config: Any, level: int | None, steps: int) -> ComparisonReport
     sizes = Sizes.of(vllm_config, blocks)
     results = list(Comparison(sizes, buckets_for(vllm_config), reference, others, steps).run())
     model = vllm_config.model_config
-    return ComparisonReport(model.model, str(model.dtype).removeprefix("torch."), compile_target().name, results)
+    return ComparisonReport(model.model, dtype_name(model.dtype), compile_target().name, results)
 
 
 def _load(vllm_config: Any) -> StepModel:
