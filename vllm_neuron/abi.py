@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,17 @@ if TYPE_CHECKING:
 def dtype_name(dtype: torch.dtype) -> str:
     """torch's own name without the prefix: ``float32``."""
     return str(dtype).removeprefix("torch.")
+
+
+@functools.cache
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype of that name. Raises ``ValueError`` for a name that torch does not have."""
+    import torch  # What only looks a cache over has no use for it.
+
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is not a dtype of torch")
+    return dtype
 
 
 @dataclass(frozen=True)
@@ -31,11 +43,8 @@ class TensorSpec:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype itself. Raises ``AttributeError`` where torch has none of that name."""
-        import torch  # What only looks a cache over has no use for it.
-
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
+        """The dtype itself. Raises ``ValueError`` for a name that torch does not have."""
+        return torch_dtype(self.dtype)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
