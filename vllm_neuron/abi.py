@@ -50,6 +50,45 @@ class TensorSpec:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
+class InputName(str):
+    """What one input of a model's graph is: a step input, a KV cache of a layer, or a weight.
+
+    The text is that of manifests: ``inputs.<name>``, ``kv.<layer>.k`` or ``.v``, ``weights.<name>``.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def step(cls, name: str) -> InputName:
+        """That of a step input."""
+        return cls(f"inputs.{name}")
+
+    @classmethod
+    def kv(cls, layer: int, side: str) -> InputName:
+        """That of a layer's K or V cache; ``side`` is ``k`` or ``v``."""
+        return cls(f"kv.{layer}.{side}")
+
+    @classmethod
+    def weight(cls, name: str) -> InputName:
+        """That of a parameter or buffer, by the model's own name."""
+        return cls(f"weights.{name}")
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it changes from step to step; all others stay bound."""
+        return self.startswith("inputs.")
+
+    @property
+    def is_kv(self) -> bool:
+        """Whether the graph writes it in place."""
+        return self.startswith("kv.")
+
+    @property
+    def bare(self) -> str:
+        """The name without what says which kind it is."""
+        return self.partition(".")[2]
+
+
 @dataclass(frozen=True)
 class Abi:
     """Inputs and outputs in positional order.
