@@ -105,7 +105,7 @@ def test_every_part_has_a_floor() -> None:
     [
         ("import vllm_neuron.serve.worker", {"vllm_neuron.serve.worker"}),
         ("def f():\n    from vllm_neuron import jobs", {"vllm_neuron.jobs"}),
-        ("if True:\n    from . import local", {"vllm_neuron.cache.local"}),
+        ("if True:\n    from . import local", {"vllm_neuron.cache.local.tier"}),
         ("from ..serve import worker", {"vllm_neuron.serve.worker"}),
         ("from .. import serve", {"vllm_neuron.serve"}),
     ],

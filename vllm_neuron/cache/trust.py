@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_neuron import envs
-from vllm_neuron.cache import files
+from vllm_neuron.cache.disk import files
 from vllm_neuron.cache.metadata import MAX_METADATA_BYTES, MAX_SIGNATURE_BYTES, METADATA_FILE, SIGNATURE_FILE
 from vllm_neuron.errors import CacheError, ConfigError
 

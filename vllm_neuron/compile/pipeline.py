@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from vllm_neuron import envs
-from vllm_neuron.cache import misses, steps, trust
+from vllm_neuron.cache import failpoint, trust
 from vllm_neuron.cache.entry import Entry, write_entry
+from vllm_neuron.cache.failpoint import Failpoint
 from vllm_neuron.cache.key import ArtifactKey, artifact_key
-from vllm_neuron.cache.steps import Step
+from vllm_neuron.cache.local import miss_record
+from vllm_neuron.cache.source import Source
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compile.attempt import Work, compile_admitted
 from vllm_neuron.compilers.base import Compiler, compiler_for
@@ -30,14 +32,6 @@ logger = logging.getLogger("vllm.neuron.compile")
 
 DEFAULT_LEVEL = default_level(Route.NATIVE)
 CONVERTED_FILE = "converted.mlir"
-
-
-class Source(StrEnum):
-    """Where an entry came from."""
-
-    LOCAL = "local"
-    REMOTE = "remote"
-    COMPILED = "compiled"
 
 
 class Publish(StrEnum):
@@ -122,7 +116,7 @@ class Pipeline:
         if found is None:
             return None
         key, target = keys[found.entry.key]
-        return Resolution(key, found.entry, Source(found.tier), target, time.monotonic() - start)
+        return Resolution(key, found.entry, found.tier, target, time.monotonic() - start)
 
     def has(self, module: ModuleIdentity) -> bool:
         """Whether a tier says that it has an entry. Fetches nothing."""
@@ -144,7 +138,7 @@ class Pipeline:
     def _compile_once(self, module: ModuleIdentity, provenance: Mapping[str, Any]) -> Resolution:
         key = self.key(module)
         if self.strict or not isinstance(module, LoweredModule):
-            misses.record(self.cache.local, key, provenance)
+            miss_record.record(self.cache.local, key, provenance)
             raise CacheMissError(
                 f"{'Strict mode: ' if self.strict else ''}{provenance.get('graph', 'the graph')} "
                 f"(key {key.digest}) is in none of: {', '.join(self.cache.describe())}. To fill the cache, run the "
@@ -153,7 +147,7 @@ class Pipeline:
         if self.publish is Publish.REQUIRED and self.cache.remotes:
             trust.check_signs()
         with self.cache.lock(key.digest):
-            steps.reached(Step.LOCKED)
+            failpoint.reached(Failpoint.LOCKED)
             # Another process may have compiled it while this one waited. Remote tiers have just been asked.
             there = self.cache.local.lookup(key.digest)
             if there is not None:
@@ -187,9 +181,9 @@ class Pipeline:
             (folder / module.file_name).write_bytes(module.data)
             if converted is not None:
                 (folder / given).write_bytes(converted.data)
-            steps.reached(Step.MODULE_WRITTEN)
+            failpoint.reached(Failpoint.MODULE_WRITTEN)
             report = compile_admitted(self.cache.local, compiler, work, folder)
-            steps.reached(Step.COMPILED)
+            failpoint.reached(Failpoint.COMPILED)
             write_entry(
                 folder,
                 key=key,

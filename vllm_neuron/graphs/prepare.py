@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from vllm_neuron import envs, metrics
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.cache.entry import Entry
-from vllm_neuron.cache.in_use import Claim
+from vllm_neuron.cache.local.pins import Pin
+from vllm_neuron.cache.source import Source
 from vllm_neuron.compile.miss_error import Miss, miss_error
-from vllm_neuron.compile.pipeline import Pipeline, Source
+from vllm_neuron.compile.pipeline import Pipeline
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
 from vllm_neuron.errors import CacheError, CacheMissError, CaptureError, NeuronError
 from vllm_neuron.graphs.provenance import compile_command, provenance
@@ -27,7 +28,7 @@ from vllm_neuron.routes import Route
 from vllm_neuron.targets import better_target
 
 if TYPE_CHECKING:
-    from vllm_neuron.cache.manifests import FoundManifest
+    from vllm_neuron.cache.manifests.store import FoundManifest
 
 logger = logging.getLogger("vllm.neuron.graphs")
 
@@ -60,7 +61,7 @@ class GraphSet:
         level = int(vllm_config.optimization_level) if level is None else level
         self._pipeline = Pipeline.from_environment(level, compiler_arguments(vllm_config.additional_config))
         self._pipeline.check_keys()
-        self._claim = Claim(self._pipeline.cache.local)
+        self._claim = Pin(self._pipeline.cache.local)
         self._buckets = {bucket.name: bucket for bucket in buckets_for(vllm_config)}
         opened = "the route is given" if route else open_for_serving(vllm_config, self._pipeline.cache)
         self._traces = opened if isinstance(opened, TraceCache) else None

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_neuron import envs
-from vllm_neuron.cache.in_use import Claim
-from vllm_neuron.cache.manifest import Manifest
-from vllm_neuron.cache.manifests import FoundManifest
+from vllm_neuron.cache.local.pins import Pin
+from vllm_neuron.cache.manifests.manifest import Manifest
+from vllm_neuron.cache.manifests.store import FoundManifest
+from vllm_neuron.cache.source import Source
 from vllm_neuron.cache.tiers import TieredCache
-from vllm_neuron.compile.pipeline import Pipeline, Publish, Resolution, Source
+from vllm_neuron.compile.pipeline import Pipeline, Publish, Resolution
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
 from vllm_neuron.compilers.base import check_compiler
 from vllm_neuron.errors import CacheError, CacheMissError
@@ -96,7 +97,7 @@ def _claiming(pipeline: Pipeline) -> Iterator[Callable[[ModuleIdentity], None]]:
         yield lambda module: None
         return
     keys: set[str] = set()
-    claim = Claim(pipeline.cache.local)
+    claim = Pin(pipeline.cache.local)
     claim.settle(keys)
 
     def note(module: ModuleIdentity) -> None:
