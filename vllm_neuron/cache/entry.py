@@ -49,8 +49,6 @@ from vllm_neuron.cache.metadata import (
 from vllm_neuron.errors import CacheError, DamagedEntryError
 
 MODULE_FILES = ("graph.mlir", "graph.hlo")
-COMMAND_FILE = "command.txt"
-LOG_FILE = "compiler.log"
 
 
 class EntryState(Enum):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
 
+from vllm_neuron.cache.disk.threads import in_threads
 from vllm_neuron.digests import of_pieces, pieces
 from vllm_neuron.host.cpu import usable_cores
 
 _MOST_THREADS = 8
 _BUFFER_BYTES = 256 << 10
-
-T = TypeVar("T")
 
 
 def of_file(descriptor: int) -> str:
@@ -29,20 +26,9 @@ def of_file(descriptor: int) -> str:
     return of_pieces(over(one, pieces(os.fstat(descriptor).st_size)))
 
 
-def over(function: Callable[[tuple[int, int]], T], spans: Sequence[tuple[int, int]]) -> list[T]:
+def over(function: Callable[[tuple[int, int]], bytes], spans: Sequence[tuple[int, int]]) -> list[bytes]:
     """``function`` of every span, on as many threads as this process has cores for."""
-    if len(spans) < 2 or (threads := min(usable_cores(), _MOST_THREADS, len(spans))) < 2:
-        return [function(span) for span in spans]
-    with ThreadPoolExecutor(threads, thread_name_prefix="cache-digest") as pool:
-        return _results(pool.map(function, spans), pool)
-
-
-def _results(values: Iterable[T], pool: ThreadPoolExecutor) -> list[T]:
-    try:
-        return list(values)
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
+    return in_threads(function, spans, min(usable_cores(), _MOST_THREADS))
 
 
 def read_span(descriptor: int, start: int, stop: int) -> Iterator[memoryview]:

@@ -17,6 +17,7 @@ from vllm_neuron.cache.local.pins import pinned
 from vllm_neuron.cache.local.tier import LocalTier
 from vllm_neuron.cache.metadata import COMPLETE_MARKER
 from vllm_neuron.cache.retention import Candidate, Policy, judge, reason_for
+from vllm_neuron.cache.store import publish
 from vllm_neuron.errors import CacheError
 
 _LEFTOVERS = ("quarantine", "misses")
@@ -84,20 +85,15 @@ def _remove(local: LocalTier, key: str) -> str:
 
 
 def _move_out(local: LocalTier, key: str, aside: Path) -> str:
+    def in_use(_: Path) -> bool:
+        # A process that has come since we looked has either found the entry, and said so, or will not find it.
+        used = pinned(local)
+        return used is None or key in used
+
     path = local.root / key
-    try:
-        path.rename(aside)
-    except FileNotFoundError:
-        return ""
-    failpoint.reached(Failpoint.REMOVING)
-    # A process that has come since we looked has either found the entry, and said so, or will not find it.
-    used = pinned(local)
-    if used is None or key in used:
-        with suppress(OSError):  # Someone has stored it again in the meantime. Then that one stays.
-            aside.rename(path)
-        return "in use"
+    moved = publish.move_out(path, aside, Failpoint.REMOVING, in_use)
     failpoint.reached(Failpoint.PINS_READ_AGAIN)
-    return ""
+    return "in use" if not moved and path.exists() else ""
 
 
 def _trim(local: LocalTier, max_age: float | None) -> None:

@@ -223,7 +223,7 @@ class LocalTier:
         if folder is None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
         aside = folder / f"{key}.{secrets.token_hex(8)}"
-        if publish.move_aside(path, aside, key):
+        if publish.move_out(path, aside, Failpoint.SET_ASIDE, lambda found: examine(found, key).metadata is not None):
             self._warn_once(key, f"The cache entry {path} is {found.state.value} ({found.reason}): moved to {aside}.")
             aside.with_name(f"{aside.name}.reason.txt").write_text(f"{found.state.value}: {found.reason}\n")
 

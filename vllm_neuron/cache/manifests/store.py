@@ -6,26 +6,26 @@ import functools
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from vllm_neuron.cache.differences import differences
 from vllm_neuron.cache.disk import folders
+from vllm_neuron.cache.disk.threads import in_threads
 from vllm_neuron.cache.key import TraceKey, abi_digest
 from vllm_neuron.cache.manifests.folder import ManifestFolder
 from vllm_neuron.cache.manifests.manifest import Manifest, ManifestError, parse_manifest
 from vllm_neuron.cache.metadata import Metadata
 from vllm_neuron.cache.remote.tier import RemoteTier
 from vllm_neuron.cache.source import Source
+from vllm_neuron.cache.store.base import STREAMS
 from vllm_neuron.errors import CacheError
 
 logger = logging.getLogger("vllm.neuron.cache")
 
 # How many manifests are read to find the one that differs least.
 _NEAREST_LIMIT = 64
-_STREAMS = 8
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,7 @@ class ManifestStore:
         new: set[str] = set()
         for remote in self._remotes:
             wanted = [key for key in remote.manifest_keys() if key not in here]
-            with ThreadPoolExecutor(_STREAMS) as pool:
-                found = list(pool.map(functools.partial(self._checked, tier=remote), wanted))
+            found = in_threads(functools.partial(self._checked, tier=remote), wanted, STREAMS)
             fitting = (one for one in found if one is not None and _module(one) in modules)
             new.update(one.key for one in fitting if self._adopt(one))
         return sorted(new)

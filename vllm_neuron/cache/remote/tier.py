@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from vllm_neuron.cache import failpoint, transfer, trust
 from vllm_neuron.cache.disk import files, folders
 from vllm_neuron.cache.disk.progress import Progress
+from vllm_neuron.cache.disk.threads import in_threads
 from vllm_neuron.cache.entry import Entry, EntryState
 from vllm_neuron.cache.failpoint import Failpoint
 from vllm_neuron.cache.key import checked_key, is_key
@@ -78,12 +78,12 @@ class RemoteTier:
 
         return self._call(f"fetching {key}", fetch, moved)
 
-    def publish(self, entry: Entry, progress: Progress | None = None) -> bool:
+    def publish(self, entry: Entry) -> bool:
         """Store a verified entry. True: ours landed. False: a whole one was there. One that is not is replaced.
 
         It is signed, and one that is not trusted here is replaced too, where the variables of ``trust`` say so.
         """
-        moved = progress or Progress()
+        moved = Progress()
 
         def may_stay(head: Head) -> bool:
             metadata = head.found.metadata
@@ -122,9 +122,9 @@ class RemoteTier:
         names = self._call("listing manifests", lambda: self._store.names(MANIFESTS))
         return [key for name in names if (key := manifest_key(name)) is not None]
 
-    def stored(self, progress: Progress | None = None) -> dict[str, Stored]:
-        """What there is of each finished entry, by key. ``progress`` gets the bytes of what has been seen."""
-        moved = progress or Progress()
+    def stored(self) -> dict[str, Stored]:
+        """What there is of each finished entry, by key."""
+        moved = Progress()
         return self._call("listing", lambda: self._store.stored(moved), moved)
 
     def remove(self, key: str, seen: Stored) -> bool:
@@ -164,15 +164,7 @@ class RemoteTier:
             if into is not None:
                 failpoint.reached(Failpoint.FETCHED_FILE)
 
-        if self._store.streams == 1:
-            for name in metadata.files:
-                one(name)
-            return
-        with ThreadPoolExecutor(self._store.streams, thread_name_prefix="cache-fetch") as pool:
-            try:
-                list(pool.map(one, metadata.files))
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+        in_threads(one, list(metadata.files), self._store.streams)
 
 
 def _metadata(head: Head | None) -> Metadata | None:

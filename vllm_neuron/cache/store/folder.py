@@ -80,12 +80,12 @@ class FolderStore:
     def publish(self, entry: Entry, may_stay: MayStay, progress: Progress) -> bool:
         """See ``Store``. Written aside, verified where it has landed, and renamed."""
 
-        def stays(path: Path, key: str) -> bool:
-            head = self._head(path, key)
+        def stays(path: Path) -> bool:
+            head = self._head(path, entry.key)
             return head is not None and may_stay(head)
 
         target, staging = self.root / entry.key, self._staging()
-        if stays(target, entry.key):
+        if stays(target):
             return False
         scratch = Scratch(staging, f"{entry.key}.{_this_boot()}")
         failpoint.reached(Failpoint.REMOTE_STAGED)
@@ -98,7 +98,7 @@ class FolderStore:
                 scratch.path,
                 target,
                 entry.key,
-                lambda _: publish.move_aside(target, next(asides), entry.key, stays),
+                lambda _: publish.move_out(target, next(asides), Failpoint.SET_ASIDE, stays),
                 stays,
             )
         finally:
@@ -118,17 +118,8 @@ class FolderStore:
         """See ``Store``. Renamed, looked at once more where nobody else finds it, and removed."""
         target, scratch = self.root / key, Scratch(self._staging(), f"{key}.{_this_boot()}")
         try:
-            aside = scratch.beside("removed")
-            try:
-                target.rename(aside)
-            except FileNotFoundError:
-                return False
-            failpoint.reached(Failpoint.HIDDEN)
-            if _stored(aside) == seen:
-                return True
-            with suppress(OSError):  # A third one may have been stored in the meantime. Then that one stands.
-                aside.rename(target)
-            return False
+            removed = scratch.beside("removed")
+            return publish.move_out(target, removed, Failpoint.HIDDEN, lambda aside: _stored(aside) != seen)
         finally:
             scratch.close()
             failpoint.reached(Failpoint.REMOTE_REMOVED)

@@ -15,7 +15,6 @@ import hashlib
 import json
 import secrets
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from vllm_neuron import digests
 from vllm_neuron.cache import failpoint, transfer
 from vllm_neuron.cache.disk import files
 from vllm_neuron.cache.disk.progress import Progress
+from vllm_neuron.cache.disk.threads import in_threads
 from vllm_neuron.cache.entry import Entry, EntryState, Examined
 from vllm_neuron.cache.failpoint import Failpoint
 from vllm_neuron.cache.key import is_key
@@ -95,11 +95,7 @@ class ObjectStore:
                     raise files.NotAsExpected(f"{name} is not of {size} bytes")
                 return hashlib.sha256(data).digest() if target is None else target.put(start, data)
 
-            with ThreadPoolExecutor(STREAMS, thread_name_prefix="cache-fetch") as pool:
-                try:
-                    return digests.of_pieces(list(pool.map(one, digests.pieces(size))))
-                finally:
-                    pool.shutdown(wait=True, cancel_futures=True)
+            return digests.of_pieces(in_threads(one, digests.pieces(size), STREAMS))
 
     def names(self, folder: str) -> list[str]:
         """See ``Reader``."""

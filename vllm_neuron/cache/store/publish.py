@@ -18,23 +18,20 @@ _TAKEN = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 ATTEMPTS = 16
 
 
-def _is_whole(path: Path, key: str) -> bool:
-    return examine(path, key).state is EntryState.COMPLETE
-
-
 def place(
     staged: Path,
     target: Path,
     key: str,
     set_aside: Callable[[Examined], object],
-    may_stay: Callable[[Path, str], bool] = _is_whole,
+    may_stay: Callable[[Path], bool] = lambda path: True,
     *,
     sync: bool = True,
 ) -> bool:
     """Give the staged entry of ``key`` its name ``target``. True: ours landed. False: a whole one was there.
 
-    Anything at ``target`` that may not stay is handed to ``set_aside``, which moves it away. Raises ``CacheError`` or
-    ``DamagedEntryError`` where the staged entry is not whole, ``OSError`` where the file system refuses.
+    What is at ``target`` and is not whole, or may not stay, is handed to ``set_aside``, which moves it away. Raises
+    ``CacheError`` or ``DamagedEntryError`` where the staged entry is not whole, ``OSError`` where the file system
+    refuses.
     """
     read_entry(staged, key)
     failpoint.reached(Failpoint.VERIFIED)
@@ -51,17 +48,18 @@ def place(
             return True
         failpoint.reached(Failpoint.TAKEN)
         found = examine(target, key)
-        if found.state is EntryState.COMPLETE and may_stay(target, key):
+        if found.state is EntryState.COMPLETE and may_stay(target):
             return False
         if found.state is not EntryState.ABSENT:
             set_aside(found)
     raise CacheError(f"{target} can't be published: something that is not whole comes back in its place each time")
 
 
-def move_aside(target: Path, aside: Path, key: str, may_stay: Callable[[Path, str], bool] = _is_whole) -> bool:
-    """Move an entry that was found not to be whole to the new name ``aside``. True if that is where it is now.
+def move_out(target: Path, aside: Path, point: Failpoint, must_stay: Callable[[Path], bool]) -> bool:
+    """Move what was found at ``target`` out of sight, to the new name ``aside``. True if that is where it is now.
 
-    Between the look and the move someone may have replaced it with a whole one; that one is put back.
+    Between the look and the move someone may have put something else there, or begun to use it: ``must_stay`` is asked
+    once more, of ``aside``, where nobody else finds it, and what must stay is put back.
     """
     try:
         target.rename(aside)
@@ -72,8 +70,8 @@ def move_aside(target: Path, aside: Path, key: str, may_stay: Callable[[Path, st
             raise
         # An overlay file system does not rename folders of a lower layer, such as those of a container's image.
         shutil.move(target, aside)
-    failpoint.reached(Failpoint.SET_ASIDE)
-    if not may_stay(aside, key):
+    failpoint.reached(point)
+    if not must_stay(aside):
         return True
     with suppress(OSError):  # A third process may have published in the meantime. Then its entry stands.
         aside.rename(target)
