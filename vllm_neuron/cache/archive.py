@@ -22,7 +22,7 @@ from vllm_neuron.cache.disk import files
 from vllm_neuron.cache.entry import Entry
 from vllm_neuron.cache.key import is_key
 from vllm_neuron.cache.local.tier import LocalTier
-from vllm_neuron.cache.manifests.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestError
+from vllm_neuron.cache.manifests.manifest import Manifest, ManifestError
 from vllm_neuron.cache.manifests.store import ManifestStore
 from vllm_neuron.cache.metadata import (
     COMPLETE_MARKER,
@@ -34,7 +34,7 @@ from vllm_neuron.cache.metadata import (
     marker_of,
     parse_metadata,
 )
-from vllm_neuron.cache.store.layout import MANIFESTS, manifest_key, manifest_path
+from vllm_neuron.cache.store.layout import MANIFESTS, MAX_MANIFEST_BYTES, manifest_key, manifest_path
 from vllm_neuron.errors import CacheError, NeuronError
 
 

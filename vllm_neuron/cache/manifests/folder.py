@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vllm_neuron.cache.disk import files, folders
-from vllm_neuron.cache.manifests.manifest import MAX_MANIFEST_BYTES, ManifestError
-from vllm_neuron.cache.store.layout import manifest_key, manifest_name
+from vllm_neuron.cache.store.layout import MAX_MANIFEST_BYTES, manifest_key, manifest_name
 
 
 class ManifestFolder:
@@ -22,13 +21,10 @@ class ManifestFolder:
     def read_manifest(self, key: str) -> bytes | None:
         """The bytes of a manifest, unchecked; None where there is none.
 
-        Raises :class:`ManifestError` for something that is no plain file, or too large; ``OSError`` where the file
-        system refuses.
+        Raises ``NotAsExpected`` for something that is no plain file, or too large; ``OSError`` where the file system
+        refuses.
         """
-        try:
-            return files.read_file(self._root / manifest_name(key), MAX_MANIFEST_BYTES)
-        except files.NotAsExpected as problem:
-            raise ManifestError(str(problem)) from None
+        return files.read_file(self._root / manifest_name(key), MAX_MANIFEST_BYTES)
 
     def write_manifest(self, key: str, data: bytes) -> None:
         """Store a manifest: written aside and renamed, whatever was there. Raises ``OSError``, or ``CacheError``."""

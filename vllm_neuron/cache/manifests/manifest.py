@@ -16,13 +16,13 @@ from vllm_neuron.abi import Abi, TensorSpec
 from vllm_neuron.cache import trust
 from vllm_neuron.cache.key import TraceKey, canonical_json, sha256
 from vllm_neuron.cache.metadata import Key, Sha256, first_problem
+from vllm_neuron.cache.store.layout import MAX_MANIFEST_BYTES
 from vllm_neuron.errors import CacheError
 from vllm_neuron.lowering.module import KnownModule
 
 MANIFEST_VERSION = 1
 """Part of every trace key: a release that writes another form looks elsewhere."""
 
-MAX_MANIFEST_BYTES = 4 << 20
 _MAX_INPUTS = 20_000
 
 InputName = Annotated[str, StringConstraints(pattern=r"^(inputs|kv|weights)\.[A-Za-z0-9_.]{1,300}$")]

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from vllm_neuron.cache.differences import differences
-from vllm_neuron.cache.disk import folders
+from vllm_neuron.cache.disk import files, folders
 from vllm_neuron.cache.disk.threads import in_threads
 from vllm_neuron.cache.key import TraceKey, abi_digest
 from vllm_neuron.cache.manifests.folder import ManifestFolder
@@ -159,7 +159,7 @@ class ManifestStore:
                     data = tier.read_manifest(key)
                     if data is not None:
                         yield parse_manifest(data, key)
-                except (OSError, CacheError):
+                except (OSError, CacheError, files.NotAsExpected):
                     continue
 
     def _checked(self, key: str, tier: ManifestFolder | RemoteTier) -> Manifest | None:
@@ -171,7 +171,7 @@ class ManifestStore:
             if not isinstance(tier, ManifestFolder):
                 manifest.check_trusted()
             return manifest
-        except ManifestError as error:
+        except (ManifestError, files.NotAsExpected) as error:
             problem = f"the manifest {key} in {tier.name} can't be used: {error}"
         except (OSError, CacheError) as error:
             problem = f"the manifest {key} in {tier.name} can't be read: {error}"

@@ -17,11 +17,10 @@ from vllm_neuron.cache.disk.threads import in_threads
 from vllm_neuron.cache.entry import Entry, EntryState
 from vllm_neuron.cache.failpoint import Failpoint
 from vllm_neuron.cache.key import checked_key, is_key
-from vllm_neuron.cache.manifests.manifest import MAX_MANIFEST_BYTES, ManifestError
 from vllm_neuron.cache.metadata import MAX_SIGNATURE_BYTES, METADATA_FILE, Metadata, marker_of
 from vllm_neuron.cache.remote.circuit_breaker import REST_SECONDS, SILENCE_SECONDS, CircuitBreaker
 from vllm_neuron.cache.store.base import Head, Store, Stored
-from vllm_neuron.cache.store.layout import MANIFESTS, manifest_key, manifest_path
+from vllm_neuron.cache.store.layout import MANIFESTS, MAX_MANIFEST_BYTES, manifest_key, manifest_path
 from vllm_neuron.errors import DamagedEntryError
 
 logger = logging.getLogger("vllm.neuron.cache")
@@ -104,13 +103,10 @@ class RemoteTier:
     def read_manifest(self, key: str) -> bytes | None:
         """The stored bytes of the manifest of a trace key, at most ``MAX_MANIFEST_BYTES``, unchecked; None for none.
 
-        Raises ``ManifestError`` for something that is no plain file, or too large.
+        Raises ``NotAsExpected`` for something that is no plain file, or too large.
         """
         path = manifest_path(key)
-        try:
-            return self._call(f"asking for the manifest {key}", lambda: self._store.read(path, MAX_MANIFEST_BYTES))
-        except files.NotAsExpected as problem:
-            raise ManifestError(str(problem)) from None
+        return self._call(f"asking for the manifest {key}", lambda: self._store.read(path, MAX_MANIFEST_BYTES))
 
     def write_manifest(self, key: str, data: bytes) -> None:
         """Store a manifest in place of any that is there, all of it or nothing."""

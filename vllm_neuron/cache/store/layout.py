@@ -7,6 +7,8 @@ from vllm_neuron.cache.key import checked_key, is_key
 MANIFESTS = ".manifests"
 """The folder of the manifests. A dotted name, so that no listing of entries takes it for one."""
 
+MAX_MANIFEST_BYTES = 4 << 20
+
 _SUFFIX = ".json"
 
 
