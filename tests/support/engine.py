@@ -104,7 +104,7 @@ def plan(case: dict[str, Any]) -> dict[str, Any]:
     """
     from tests.support import changes
     from vllm_neuron import envs
-    from vllm_neuron.cache import misses
+    from vllm_neuron.cache.local import miss_record
     from vllm_neuron.cache.tiers import TieredCache
     from vllm_neuron.jobs.command_line import compile_for_targets
 
@@ -115,7 +115,7 @@ def plan(case: dict[str, Any]) -> dict[str, Any]:
         os.environ[envs.DISABLE_WARMUP_COMPILE.name] = "1"
     report = compile_for_targets("vllm-neuron plan", case["argv"][0], case["argv"][1:], [case["target"]], "server")
     cache = TieredCache.from_environment()
-    missed = {miss.key: miss for miss in misses.recorded(cache.local)}
+    missed = {miss.key: miss for miss in miss_record.recorded(cache.local)}
     graphs: dict[str, dict[str, Any]] = {}
     for line in report.graphs:
         graphs[line.graph] = {"source": line.source, "key": line.key, "error": line.error}

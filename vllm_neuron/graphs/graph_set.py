@@ -13,8 +13,9 @@ from typing import Any
 from vllm_neuron import envs, metrics
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.cache.entry import Entry
+from vllm_neuron.cache.source import Source
 from vllm_neuron.compile.miss_error import Miss, miss_error
-from vllm_neuron.compile.pipeline import Resolution, Source
+from vllm_neuron.compile.pipeline import Resolution
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest
 from vllm_neuron.errors import CacheError, CacheMissError, NeuronError
 from vllm_neuron.graphs.prepare import Policy, Preparation

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_neuron import envs
-from vllm_neuron.cache.manifests import FoundManifest
+from vllm_neuron.cache.manifests.store import FoundManifest
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compile.pipeline import Pipeline, Publish, Resolution
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all

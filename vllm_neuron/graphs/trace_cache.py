@@ -15,9 +15,10 @@ from typing import Any
 
 from vllm_neuron import envs
 from vllm_neuron.abi import InputName, TensorSpec
-from vllm_neuron.cache.manifest import Manifest, make_manifest
-from vllm_neuron.cache.manifests import FoundManifest, ManifestStore
-from vllm_neuron.cache.sources import SourceDigests
+from vllm_neuron.cache.manifests.manifest import Manifest, make_manifest
+from vllm_neuron.cache.manifests.store import FoundManifest, ManifestStore
+from vllm_neuron.cache.source import Source
+from vllm_neuron.cache.source_trees import SourceDigests
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheError, UnsupportedError
 from vllm_neuron.graphs.trace_key import TraceKeys
@@ -74,7 +75,7 @@ class TraceCache:
         tiers = Counter(manifest.tier for manifest in found.values())
         line = (
             f"Precompile Cache: {len(found)} of {len(buckets)} graphs need no capture "
-            f"({tiers['local']} from the local tier, {tiers['remote']} from the remote tier)"
+            f"({tiers[Source.LOCAL]} from the local tier, {tiers[Source.REMOTE]} from the remote tier)"
         )
         reasons: dict[str, list[str]] = {}
         for bucket in buckets:
