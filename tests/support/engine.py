@@ -44,11 +44,14 @@ def run_cases(cases: list[dict[str, Any]], mode: str = "eager", timeout: float =
 
 
 def generate(case: dict[str, Any]) -> dict[str, Any]:
-    """Make ``LLM(**args)``, and run each of ``calls``: {"prompts": texts or token ids, "params": one or one each}."""
+    """Make ``LLM(**args)``, and run each of ``calls``: {"prompts": texts or token ids, "params": one or one each}.
+
+    A call with ``fails`` has to raise, and its result is the error.
+    """
     from vllm import LLM
 
     llm = LLM(**{"disable_log_stats": False, **case["args"]})
-    calls = [_call(llm, call) for call in case["calls"]]
+    calls = [_failure(llm, call) if call.get("fails") else _call(llm, call) for call in case["calls"]]
     metrics = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
     return {"calls": calls, "metrics": metrics}
 
@@ -157,6 +160,14 @@ def _call(llm: Any, call: dict[str, Any]) -> list[dict[str, Any]]:
     sampling = [params(one) for one in given] if isinstance(given, list) else params(given)
     prompts = [{"prompt_token_ids": p} if isinstance(p, list) else p for p in call["prompts"]]
     return [_request(output) for output in llm.generate(prompts, sampling, use_tqdm=False)]
+
+
+def _failure(llm: Any, call: dict[str, Any]) -> dict[str, Any]:
+    try:
+        _call(llm, call)
+    except Exception as error:
+        return {"error": str(error), "kinds": [kind.__name__ for kind in type(error).__mro__]}
+    raise AssertionError(f"{call} was answered")
 
 
 def _request(output: Any) -> dict[str, Any]:

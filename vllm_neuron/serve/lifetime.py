@@ -27,19 +27,25 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def mind_the_start() -> None:
-    """Make vLLM's server end at SIGTERM and SIGINT while it starts, and without a traceback when its engine fails.
+def mind_the_server() -> None:
+    """Make vLLM's server end at SIGTERM and SIGINT while it starts, without a traceback when its engine fails to, and
+    with status 1 when its engine dies later.
 
     vLLM turns the signals into a ``KeyboardInterrupt``, which the part of it that waits for the engine drops, so that
-    they are lost. Nothing drops ``SystemExit``. Once the server is up, vLLM sets handlers that replace these. In any
-    other program, such as one that makes an ``LLM``, signals and errors are left alone.
+    they are lost. Nothing drops ``SystemExit``. Once the server is up, vLLM sets handlers that replace these. The
+    parent of several API servers has handlers of its own, for good, and they raise ``SystemExit``. In any other
+    program, such as one that makes an ``LLM``, signals and errors are left alone.
     """
-    present = getattr(signal.getsignal(signal.SIGTERM), "__module__", None) or ""
-    if present.startswith("vllm.entrypoints.") and threading.current_thread() is threading.main_thread():
+    present = signal.getsignal(signal.SIGTERM)
+    module = getattr(present, "__module__", None) or ""
+    if not module.startswith("vllm.entrypoints.") or threading.current_thread() is not threading.main_thread():
+        return
+    if getattr(present, "__qualname__", "").startswith("run_server."):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
-        sys.excepthook = _point_to_the_reason
-        free_at_exit()
+        _fail_with_the_engine()
+    sys.excepthook = _point_to_the_reason
+    free_at_exit()
 
 
 def free_at_exit() -> None:
@@ -73,6 +79,26 @@ def end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_wait_for_end, args=(parent,), name="neuron-parent", daemon=True).start()
+
+
+@functools.cache
+def _fail_with_the_engine() -> None:
+    """vLLM 0.32 takes the server down when its engine has died, and exits with status 0."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    shutdown, died = AsyncLLM.shutdown, []
+
+    @functools.wraps(shutdown)
+    def shut_down(llm: Any, *args: Any, **kwargs: Any) -> None:
+        # Only the first call tells: once it is shut down, every engine counts as dead.
+        if not died:
+            died.append(getattr(llm, "engine_core", None) is not None and llm.errored)
+        shutdown(llm, *args, **kwargs)
+        if died[0] and threading.current_thread() is threading.main_thread():
+            print("vllm-neuron: error: the engine died; its own error, if it had one, is above", file=sys.stderr)
+            raise SystemExit(1)
+
+    setattr(AsyncLLM, "shutdown", shut_down)  # noqa: B010
 
 
 def _point_to_the_reason(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -163,7 +163,9 @@ class NeuronPlatform(Platform):
             parallel.worker_cls = COMPILE_ONLY_WORKER if envs.CPU_COMPILE.get() else WORKER
         parallel.disable_custom_all_reduce = True
         scheduler.async_scheduling = False
-        lifetime.mind_the_start()
+        if not envs.CPU_COMPILE.get():
+            _prepare_serving()
+        lifetime.mind_the_server()
 
 
 _COMPILE_ONLY = (
@@ -179,6 +181,15 @@ def _raise_config_errors_as_they_are() -> None:
 
     for config in (ModelConfig, VllmConfig):
         setattr(config, "__init__", _unwrapping(config.__init__))  # noqa: B010
+
+
+def _prepare_serving() -> None:
+    # Imports most of vLLM's engine, which a process that makes no requests can do without.
+    from vllm_neuron.serve.process_metrics import show_the_process
+    from vllm_neuron.serve.token_ids import check_requests
+
+    check_requests()
+    show_the_process()
 
 
 def _unwrapping(make: Callable[..., None]) -> Callable[..., None]:

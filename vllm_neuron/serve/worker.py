@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +21,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from vllm_neuron import envs, metrics
-from vllm_neuron.errors import UnsupportedError
+from vllm_neuron.errors import EngineFailedError, UnsupportedError
 from vllm_neuron.execute.eager import EagerExecutor
 from vllm_neuron.execute.executor import GraphExecutor, allocate
 from vllm_neuron.execute.start_report import StartClock, tell
@@ -30,6 +32,7 @@ from vllm_neuron.model.kv import check_host_memory, kv_bytes_per_block, planned_
 from vllm_neuron.model.patches import without_accelerator
 from vllm_neuron.model.step import StepModel, model_inputs
 from vllm_neuron.serve.lifetime import end_with_parent, ends_engine, free_at_exit
+from vllm_neuron.serve.refused_calls import refuse_before_an_effect
 from vllm_neuron.serve.runner import NeuronRunner
 
 if TYPE_CHECKING:
@@ -43,12 +46,14 @@ class NeuronWorker(WorkerBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        refuse_before_an_effect()
         self._started = time.monotonic()
         self._clock = StartClock()
         self._step_model: StepModel | None = None
         self._runner: NeuronRunner | None = None
         self._executor: GraphExecutor | None = None
         self._graphs: GraphSet | None = None
+        self._failure: str | None = None
 
     @ends_engine
     def init_device(self) -> None:
@@ -132,12 +137,14 @@ class NeuronWorker(WorkerBase):
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Run a step. None means that ``sample_tokens`` follows."""
         assert self._runner is not None, "caches before requests"
-        return self._runner.execute(scheduler_output)
+        with self._step():
+            return self._runner.execute(scheduler_output)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
         """The output of the step that was run last."""
         assert self._runner is not None, "caches before requests"
-        return self._runner.sample(grammar_output)
+        with self._step():
+            return self._runner.sample(grammar_output)
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """Generation only."""
@@ -174,6 +181,23 @@ class NeuronWorker(WorkerBase):
     def shutdown(self) -> None:
         """Let go of everything; the process may live on."""
         self._runner = self._executor = self._step_model = None
+
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[None]:
+        """Raises :class:`EngineFailedError` in every step after one that failed.
+
+        The scheduler takes what it scheduled for done. It would wait for that step's tokens without end where the
+        engine lives in the caller's process, and serve others from blocks that were never written.
+        """
+        if self._failure is not None:
+            raise EngineFailedError(
+                f"an earlier step of this engine failed ({self._failure}), and it can't go on: make a new LLM"
+            )
+        try:
+            yield
+        except Exception as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            raise
 
     def _make_executor(self, k_caches: list[torch.Tensor], v_caches: list[torch.Tensor]) -> GraphExecutor:
         if self._graphs is None:
