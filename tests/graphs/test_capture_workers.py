@@ -80,6 +80,15 @@ def test_a_worker_that_is_killed_is_an_error(tracer: subprocess.Popen[str]) -> N
     assert "VLLM_NEURON_PARALLEL_TRACE_WORKERS=1" in errors
 
 
+def test_workers_that_are_interrupted_were_not_killed_for_memory(tracer: subprocess.Popen[str]) -> None:
+    for worker in psutil.Process(tracer.pid).children():
+        os.kill(worker.pid, signal.SIGINT)
+    _, errors = tracer.communicate(timeout=60)
+    assert tracer.returncode == 1
+    assert "CaptureError: the capture workers were interrupted while" in errors
+    assert "memory" not in errors.splitlines()[-1]
+
+
 def test_a_start_that_fails_while_graphs_are_captured_ends(tmp_path: Path) -> None:
     program = tmp_path / "failing.py"
     program.write_text(FAILING)

@@ -15,7 +15,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import tempfile
 import time
 import traceback
 import warnings
@@ -23,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import ForkContext, ForkProcess
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,7 +40,7 @@ from vllm_neuron.errors import CaptureError, NeuronError
 from vllm_neuron.graphs.trace_cache import TracedGraph
 from vllm_neuron.host.cpu import usable_cores
 from vllm_neuron.model.buckets import Bucket
-from vllm_neuron.model.groups import init_groups
+from vllm_neuron.model.groups import init_groups_alone
 from vllm_neuron.model.kv import planned_blocks
 from vllm_neuron.model.patches import without_accelerator
 from vllm_neuron.model.step import STEP_INPUTS, StepModel, step_inputs
@@ -100,36 +98,54 @@ class _CaptureProcess(ForkProcess):
 
 
 class _CaptureContext(ForkContext):
-    Process = _CaptureProcess
+    """``started`` are the workers, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[_CaptureProcess] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> _CaptureProcess:  # type: ignore[override]
+        self.started.append(_CaptureProcess(*args, **kwargs))
+        return self.started[-1]
 
 
 def _trace_in_workers(
     vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None, route: Route | None, workers: int
 ) -> Iterator[TracedGraph]:
+    context = _CaptureContext()
     pool = ProcessPoolExecutor(
         workers,
-        mp_context=_CaptureContext(),
+        mp_context=context,
         initializer=_start_worker,
         initargs=(vllm_config, num_blocks, route, os.getpid()),
     )
     # Submitting forks the workers, here and now: before the caller starts threads, gloo or IREE.
     futures = [pool.submit(_trace_in_worker, bucket) for bucket in buckets]
-    return _results(pool, futures, buckets)
+    return _results(pool, context.started, futures, buckets)
 
 
-def _results(pool: ProcessPoolExecutor, futures: Sequence[Any], buckets: Sequence[Bucket]) -> Iterator[TracedGraph]:
+def _results(
+    pool: ProcessPoolExecutor, started: Sequence[ForkProcess], futures: Sequence[Any], buckets: Sequence[Bucket]
+) -> Iterator[TracedGraph]:
     try:
         for future, bucket in zip(futures, buckets, strict=True):
             try:
                 graph = future.result()
             except BrokenProcessPool:
-                raise CaptureError(
-                    f"a capture worker died while {bucket.name} was being captured; was it killed for memory? "
-                    f"Set {envs.TRACE_WORKERS.name}=1, or {envs.DISABLE_PARALLEL_TRACE.name}=1, and try again"
-                ) from None
+                pool.shutdown()  # Ends and joins the other workers.
+                raise _worker_died(bucket, started) from None
             yield _told(graph)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _worker_died(bucket: Bucket, started: Sequence[ForkProcess]) -> CaptureError:
+    if any(worker.exitcode == -signal.SIGINT for worker in started):
+        return CaptureError(f"the capture workers were interrupted while {bucket.name} was being captured: start again")
+    return CaptureError(
+        f"a capture worker died while {bucket.name} was being captured; was it killed for memory? "
+        f"Set {envs.TRACE_WORKERS.name}=1, or {envs.DISABLE_PARALLEL_TRACE.name}=1, and try again"
+    )
 
 
 _worker_tracer: Callable[[], Tracer] | None = None
@@ -292,7 +308,6 @@ def _model_parallel_state(vllm_config: Any) -> Iterator[None]:
     if parallel_state.model_parallel_is_initialized():  # type: ignore[no-untyped-call]
         yield
         return
-    # Only the ranks meet there: whoever is killed later leaves nothing.
-    with tempfile.TemporaryDirectory(prefix="vllm_neuron_") as folder, _configured(vllm_config):
-        init_groups(vllm_config, 0, f"file://{Path(folder, 'group')}", 0)
+    with _configured(vllm_config):
+        init_groups_alone(vllm_config)
     yield

@@ -12,6 +12,7 @@ from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError, NeuronError
 from vllm_neuron.model.buckets import neuron_config
 from vllm_neuron.model.checkpoint import check_model_folder
+from vllm_neuron.serve.mistakes import tell_in_one_line
 
 LEVEL_OPTION = "--optimization-level"
 
@@ -20,6 +21,8 @@ _parsed = False
 
 def prepare(parser: Any) -> None:
     """Teach vLLM's parser to note an explicit optimization level, and to check arguments once it has them."""
+    if _serves(parser):
+        tell_in_one_line()
     _keep_level_as_given(parser)
     parse_known_args = parser.parse_known_args
 

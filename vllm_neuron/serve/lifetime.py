@@ -1,4 +1,4 @@
-"""How a server and its engine end: when told to while they start, with one clear error, and never one alone."""
+"""How a server and its engine end: when told to while they start, and never one alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from vllm_neuron.errors import NeuronError
@@ -21,15 +20,13 @@ from vllm_neuron.errors import NeuronError
 logger = logging.getLogger("vllm.neuron.lifetime")
 
 GRACE_SECONDS = 5.0
-_ENGINE_FAILED = "Engine core initialization failed"  # What vLLM's server raises when its engine has ended.
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def mind_the_server() -> None:
-    """Make vLLM's server end at SIGTERM and SIGINT while it starts, without a traceback when its engine fails to, and
-    with status 1 when its engine dies later.
+    """Make vLLM's server end at SIGTERM and SIGINT while it starts, and with status 1 when its engine dies later.
 
     vLLM turns the signals into a ``KeyboardInterrupt``, which the part of it that waits for the engine drops, so that
     they are lost. Nothing drops ``SystemExit``. Once the server is up, vLLM sets handlers that replace these. The
@@ -44,7 +41,6 @@ def mind_the_server() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
         _fail_with_the_engine()
-    sys.excepthook = _point_to_the_reason
     free_at_exit()
 
 
@@ -99,13 +95,6 @@ def _fail_with_the_engine() -> None:
             raise SystemExit(1)
 
     setattr(AsyncLLM, "shutdown", shut_down)  # noqa: B010
-
-
-def _point_to_the_reason(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if _ENGINE_FAILED not in str(error) or logger.isEnabledFor(logging.DEBUG):
-        sys.__excepthook__(kind, error, trace)
-        return
-    print("vllm-neuron: error: the engine did not start; its own error is above", file=sys.stderr)
 
 
 def _stop(number: int, frame: object) -> NoReturn:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from vllm.config import set_current_vllm_config
-from vllm.model_executor.model_loader import get_model
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
@@ -27,8 +26,9 @@ from vllm_neuron.execute.executor import GraphExecutor, allocate
 from vllm_neuron.execute.start_report import StartClock, tell
 from vllm_neuron.host.cpu import usable_cores
 from vllm_neuron.model.buckets import buckets_for
-from vllm_neuron.model.groups import init_groups
+from vllm_neuron.model.groups import init_groups_alone
 from vllm_neuron.model.kv import check_host_memory, kv_bytes_per_block, planned_blocks
+from vllm_neuron.model.loading import load_model
 from vllm_neuron.model.patches import without_accelerator
 from vllm_neuron.model.step import StepModel, model_inputs
 from vllm_neuron.serve.lifetime import end_with_parent, ends_engine, free_at_exit
@@ -70,7 +70,7 @@ class NeuronWorker(WorkerBase):
             with self._clock.phase("recall"):
                 self._graphs = GraphSet(self.vllm_config)
         end_with_parent()
-        init_groups(self.vllm_config, self.rank, self.distributed_init_method, self.local_rank)
+        init_groups_alone(self.vllm_config)
         set_random_seed(self.model_config.seed)
 
     @ends_engine
@@ -83,7 +83,7 @@ class NeuronWorker(WorkerBase):
         gc.freeze()
         free_at_exit()
         with self._clock.phase("weights"), set_current_vllm_config(self.vllm_config):
-            model = get_model(vllm_config=self.vllm_config)
+            model = load_model(self.vllm_config)
         self._step_model = StepModel(model, self.vllm_config)
         seconds = time.monotonic() - started
         metrics.set_model_load_time(seconds)
