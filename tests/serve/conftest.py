@@ -46,7 +46,7 @@ def beyond_text(few_rows: Path) -> str:
 def dev_server(few_rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Serves ``few_rows`` as ``tiny``. Whoever changes its state changes it back."""
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(few_rows), "--served-model-name", "tiny"]
-    sizes = ["--dtype", "float32", "--max-model-len", "64", "--max-num-seqs", "2"]
+    sizes = ["--dtype", "float32", "--max-model-len", "64", "--max-num-seqs", "2", "--enable-scale-out"]
     inherited = {name: value for name, value in os.environ.items() if name != "PROMETHEUS_MULTIPROC_DIR"}
     development = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     log = tmp_path_factory.mktemp("server") / "log"

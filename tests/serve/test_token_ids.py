@@ -54,6 +54,7 @@ def test_ids_for_the_generate_endpoint(dev_server: Server) -> None:
         {"allowed_token_ids": [5, BEYOND]},
         {"logit_bias": {str(BEYOND): 1.0}},
         {"stop_token_ids": [BEYOND], "min_tokens": 2},
+        {"logit_bias": {str(BEYOND): 1.0}, "stream": True},
     ],
     ids=lambda fields: "-".join(fields),
 )  # fmt: skip
@@ -70,8 +71,9 @@ def check(response: httpx.Response) -> None:
 def test_ends_that_have_no_row_change_nothing(dev_server: Server, few_rows: Path, beyond_text: str) -> None:
     """Nor do words that can't be drawn; an answer is drawn from the rows that there are."""
     expected = greedy(few_rows, PROMPT, 6)
-    for fields in ({"min_tokens": 6}, {"min_tokens": 6, "bad_words": [beyond_text]}, {}):
-        body = {"prompt": PROMPT, "max_tokens": 6, "ignore_eos": True, "return_token_ids": True, **fields}
+    cases: list[dict[str, Any]] = [{"min_tokens": 6}, {"min_tokens": 6, "bad_words": [beyond_text]}, {}]
+    for fields in cases:
+        body = {"prompt": PROMPT, "max_tokens": 6, "return_token_ids": True, **fields}
         answer = post(dev_server, "/v1/completions", body)
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["token_ids"] == expected

@@ -27,8 +27,8 @@ MODES = {
 def run_cases(cases: list[dict[str, Any]], mode: str = "eager", timeout: float = 900) -> list[dict[str, Any]]:
     """The result of each case: what its ``do`` returns, with ``log``, ``exit`` and, if it raised, ``error``.
 
-    A case is {"do": "generate" | "configure" | "parse" | "recall" | "plan", ...; "env": variables to set, None to
-    unset}.
+    A case is {"do": "generate" | "configure" | "parse" | "serve" | "recall" | "plan", ...; "env": variables to set,
+    None to unset}.
     """
     environment = {**os.environ, **MODES[mode], "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
@@ -72,6 +72,20 @@ def parse(case: dict[str, Any]) -> dict[str, Any]:
     arguments = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(case["argv"])
     args = AsyncEngineArgs.from_cli_args(arguments)
     return _facts(args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER))
+
+
+def serve(case: dict[str, Any]) -> dict[str, Any]:
+    """Run ``vllm serve`` with the arguments ``argv``, which has to end by itself: a server would not."""
+    from vllm.entrypoints.cli.main import main as vllm
+
+    tempfile.tempdir = None  # The case may have set TMPDIR.
+    sys.argv = ["vllm", "serve", *case["argv"]]
+    try:
+        vllm()
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # As the interpreter does, and for the exit status that it may ask for.
+        raise
+    raise AssertionError("it served")
 
 
 def recall(case: dict[str, Any]) -> dict[str, Any]:

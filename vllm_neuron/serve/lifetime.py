@@ -40,7 +40,8 @@ def mind_the_server() -> None:
     if getattr(present, "__qualname__", "").startswith("run_server."):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
-        _fail_with_the_engine()
+        program = sys.modules[module]
+        setattr(program, "build_and_serve", _failing_with_the_engine(program.build_and_serve))  # noqa: B010
     free_at_exit()
 
 
@@ -77,24 +78,31 @@ def end_with_parent() -> None:
         threading.Thread(target=_wait_for_end, args=(parent,), name="neuron-parent", daemon=True).start()
 
 
-@functools.cache
-def _fail_with_the_engine() -> None:
-    """vLLM 0.32 takes the server down when its engine has died, and exits with status 0."""
-    from vllm.v1.engine.async_llm import AsyncLLM
+def _failing_with_the_engine(build_and_serve: Callable[..., Any]) -> Callable[..., Any]:
+    """vLLM 0.32 takes the server down when its engine has died, and exits with status 0.
 
-    shutdown, died = AsyncLLM.shutdown, []
+    Its function returns what is to be awaited last.
+    """
 
-    @functools.wraps(shutdown)
-    def shut_down(llm: Any, *args: Any, **kwargs: Any) -> None:
-        # Only the first call tells: once it is shut down, every engine counts as dead.
-        if not died:
-            died.append(getattr(llm, "engine_core", None) is not None and llm.errored)
-        shutdown(llm, *args, **kwargs)
-        if died[0] and threading.current_thread() is threading.main_thread():
-            print("vllm-neuron: error: the engine died; its own error, if it had one, is above", file=sys.stderr)
-            raise SystemExit(1)
+    async def serve(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        shutdown, died = engine.shutdown, []
 
-    setattr(AsyncLLM, "shutdown", shut_down)  # noqa: B010
+        def note_and_shut_down(*args: Any, **kwargs: Any) -> None:
+            died.append(engine.errored)  # Once it is shut down, every engine counts as dead.
+            shutdown(*args, **kwargs)
+
+        engine.shutdown = note_and_shut_down
+        ending = await build_and_serve(engine, *args, **kwargs)
+
+        async def end() -> None:
+            await ending
+            if died[0]:
+                print("vllm-neuron: error: the engine died; its own error, if it had one, is above", file=sys.stderr)
+                raise SystemExit(1)
+
+        return end()
+
+    return serve
 
 
 def _stop(number: int, frame: object) -> NoReturn:

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
-from vllm.v1.metrics import prometheus
+from vllm.entrypoints.serve.instrumentator import metrics
 
 
 @functools.cache
@@ -15,7 +15,7 @@ def show_the_process() -> None:
 
     vLLM 0.32 leaves them out where ``PROMETHEUS_MULTIPROC_DIR`` is set, as it always is here.
     """
-    shared = prometheus.get_prometheus_registry
+    shared = metrics.get_prometheus_registry
 
     def get_prometheus_registry() -> Any:
         registry = shared()
@@ -23,4 +23,4 @@ def show_the_process() -> None:
             collector(registry=registry)
         return registry
 
-    setattr(prometheus, "get_prometheus_registry", get_prometheus_registry)  # noqa: B010
+    setattr(metrics, "get_prometheus_registry", get_prometheus_registry)  # noqa: B010

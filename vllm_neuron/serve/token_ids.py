@@ -13,6 +13,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.base import BaseRenderer
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.input_processor import InputProcessor
 
 logger = logging.getLogger("vllm.neuron.requests")
@@ -33,6 +34,7 @@ def check_requests() -> None:
     """
     setattr(BaseRenderer, "validate_token_ids", _check_prompt)  # noqa: B010
     setattr(InputProcessor, "process_inputs", _checking(InputProcessor.process_inputs))  # noqa: B010
+    setattr(AsyncLLM, "generate", _checking_at_once(AsyncLLM.generate))  # noqa: B010
 
 
 def ids_without_a_row(ids: Collection[int], rows: int) -> list[int]:
@@ -46,20 +48,37 @@ def _check_prompt(renderer: Any, token_ids: Collection[int], *, parameter: str |
     _check("the prompt", token_ids, renderer.model_config.get_vocab_size(), parameter)
 
 
+def _check_params(vllm_config: Any, params: Any) -> None:
+    rows = vllm_config.model_config.get_vocab_size()
+    for name in _IDS_OF_PARAMS:
+        _check(name, getattr(params, name, None) or (), rows, name)
+    if getattr(params, "thinking_token_budget", None) is not None and vllm_config.reasoning_config:
+        forced = vllm_config.reasoning_config.reasoning_end_token_ids or ()
+        _check("the end of reasoning, which thinking_token_budget forces", forced, rows, "thinking_token_budget")
+
+
 def _checking(process: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(process)
     def process_and_check(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        rows = self.model_config.get_vocab_size()
-        for name in _IDS_OF_PARAMS:
-            _check(name, getattr(params, name, None) or (), rows, name)
-        if getattr(params, "thinking_token_budget", None) is not None and self.vllm_config.reasoning_config:
-            forced = self.vllm_config.reasoning_config.reasoning_end_token_ids or ()
-            _check("the end of reasoning, which thinking_token_budget forces", forced, rows, "thinking_token_budget")
+        _check_params(self.vllm_config, params)
         request = process(self, request_id, prompt, params, *args, **kwargs)
-        _drop_ends_without_a_row(request.sampling_params, rows)
+        _drop_ends_without_a_row(request.sampling_params, self.model_config.get_vocab_size())
         return request
 
     return process_and_check
+
+
+def _checking_at_once(generate: Callable[..., Any]) -> Callable[..., Any]:
+    """The server asks for a generator before it sends a status, and takes from it after: too late for a 400."""
+
+    @functools.wraps(generate)
+    def check_and_generate(llm: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_params(llm.vllm_config, sampling_params)
+        if isinstance(prompt, dict):
+            _check_prompt(llm.renderer, prompt.get("prompt_token_ids") or ())
+        return generate(llm, prompt, sampling_params, *args, **kwargs)
+
+    return check_and_generate
 
 
 def _check(place: str, ids: Collection[int], rows: int, parameter: str | None) -> None:
@@ -73,13 +92,14 @@ def _check(place: str, ids: Collection[int], rows: int, parameter: str | None) -
 
 
 def _drop_ends_without_a_row(params: Any, rows: int) -> None:
-    """An end token of the tokenizer or the generation configuration that can't be drawn need not be masked either.
+    """An end token of the tokenizer or the generation configuration that can't be drawn need not be looked for either.
 
-    ``min_tokens`` masks the end tokens in logits of ``rows`` columns.
+    ``min_tokens`` masks the end tokens in logits of ``rows`` columns, and a grammar refuses those that it can't mask.
     """
     if params is None:
         return
     if missing := ids_without_a_row(params._all_stop_token_ids, rows):
+        params.stop_token_ids = [token for token in params.stop_token_ids if token not in missing]
         params._all_stop_token_ids = params._all_stop_token_ids.difference(missing)
         _warn_once(f"End tokens {missing} of this model's folder have no row in its vocabulary of {rows}: they never "
                    "end an answer")  # fmt: skip
