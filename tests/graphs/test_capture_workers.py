@@ -18,7 +18,7 @@ PROGRAM = """
 import os, sys
 from vllm.engine.arg_utils import EngineArgs
 from vllm_neuron.model.buckets import buckets_for
-from vllm_neuron.graphs.model_capture import trace
+from vllm_neuron.graphs.capture_workers import trace
 config = EngineArgs(model=sys.argv[1], dtype="float32", max_model_len=128, max_num_seqs=4).create_engine_config()
 graphs = trace(config, buckets_for(config) * 200)
 print("FIRST", next(graphs).bucket.name, flush=True)
@@ -31,7 +31,7 @@ FAILING = """
 import multiprocessing, os, signal, sys
 from vllm.engine.arg_utils import EngineArgs
 from vllm_neuron.model.buckets import buckets_for
-from vllm_neuron.graphs.model_capture import trace
+from vllm_neuron.graphs.capture_workers import trace
 
 def engine(model):
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -99,3 +99,19 @@ def test_a_start_that_fails_while_graphs_are_captured_ends(tmp_path: Path) -> No
     )  # fmt: skip
     assert done.returncode == 1
     assert "RuntimeError: no weights" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_model_that_takes_its_time_is_not_captured_in_silence(tmp_path: Path) -> None:
+    model = make_tiny(tmp_path / "model", weights=False)
+    command = [str(Path(sys.executable).with_name("vllm-neuron")), "plan", str(model), "--max-model-len", "128"]
+    process = subprocess.Popen(
+        [*command, "--hf-overrides", '{"num_hidden_layers": 1000000}'],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        assert any("Still capturing" in line and "of a model of 1000000 layers" in line for line in process.stdout)
+    finally:
+        process.kill()
+        process.wait()

@@ -1,27 +1,18 @@
 """Capture of every bucket of a vLLM model, from its shapes alone.
 
 The model is built from vLLM's own classes over fake tensors: real names, shapes, dtypes and tying, and no values. So a
-graph, and its key, is the same on a machine that has the weights and on one that has not. Buckets are captured in
-forked workers, each with a fake model of its own; the process that forks them stays free to load the real weights.
+graph, and its key, is the same on a machine that has the weights and on one that has not.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
-import functools
 import logging
-import multiprocessing
-import os
-import signal
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.context import ForkContext, ForkProcess
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,7 +29,6 @@ from vllm_neuron.abi import TensorSpec
 from vllm_neuron.compile.capture import capture
 from vllm_neuron.errors import CaptureError, NeuronError
 from vllm_neuron.graphs.trace_cache import TracedGraph
-from vllm_neuron.host.cpu import usable_cores
 from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.model.groups import init_groups_alone
 from vllm_neuron.model.kv import planned_blocks
@@ -48,132 +38,20 @@ from vllm_neuron.routes import Route, current_route, lower
 
 logger = logging.getLogger("vllm.neuron.tracing")
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-
-def trace(
-    vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None = None, route: Route | None = None
-) -> Iterator[TracedGraph]:
-    """Capture and lower ``buckets``, in parallel where variables and cores allow; gives them in order, as they come.
-
-    ``num_blocks`` is the size of the KV cache in blocks; by default what the target and the configuration give.
-    ``route`` lowers them; by default the one in force.
-    Raises :class:`CaptureError` where vLLM does not build the model, and that or :class:`UnsupportedOpError` where a
-    graph can't be captured.
-    """
-    workers = min(envs.TRACE_WORKERS.get(), usable_cores(), len(buckets))
-    if envs.DISABLE_PARALLEL_TRACE.get() or multiprocessing.current_process().daemon:
-        return _logged(trace_here(vllm_config, buckets, num_blocks, route))
-    return _logged(_trace_in_workers(vllm_config, buckets, num_blocks, route, workers))
-
-
-def _logged(graphs: Iterator[TracedGraph]) -> Iterator[TracedGraph]:
-    """``graphs``; the log shows, to who asks for it, where an error comes from that is told in one line."""
-    try:
-        yield from graphs
-    except CaptureError:
-        logger.debug("Not captured", exc_info=True)
-        raise
-
 
 def trace_here(
     vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None = None, route: Route | None = None
 ) -> Iterator[TracedGraph]:
-    """As :func:`trace`, in this process, one after the other."""
+    """Capture and lower ``buckets`` in this process, one after the other. See ``capture_workers.trace``."""
     tracer = Tracer(vllm_config, num_blocks, route)
     for bucket in buckets:
-        yield _told(tracer.trace(bucket))
+        yield told(tracer.trace(bucket))
 
 
-def _told(graph: TracedGraph) -> TracedGraph:
+def told(graph: TracedGraph) -> TracedGraph:
+    """``graph``, which the log shows to be there."""
     logger.info("Captured %s in %.1f s", graph.bucket.name, graph.seconds)
     return graph
-
-
-class _CaptureProcess(ForkProcess):
-    """A daemon: a process that ends while it captures, because its start failed, would else wait for it forever."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs, daemon=True)
-
-
-class _CaptureContext(ForkContext):
-    """``started`` are the workers, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.started: list[_CaptureProcess] = []
-
-    def Process(self, *args: Any, **kwargs: Any) -> _CaptureProcess:  # type: ignore[override]
-        self.started.append(_CaptureProcess(*args, **kwargs))
-        return self.started[-1]
-
-
-def _trace_in_workers(
-    vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None, route: Route | None, workers: int
-) -> Iterator[TracedGraph]:
-    context = _CaptureContext()
-    pool = ProcessPoolExecutor(
-        workers,
-        mp_context=context,
-        initializer=_start_worker,
-        initargs=(vllm_config, num_blocks, route, os.getpid()),
-    )
-    # Submitting forks the workers, here and now: before the caller starts threads, gloo or IREE.
-    futures = [pool.submit(_trace_in_worker, bucket) for bucket in buckets]
-    return _results(pool, context.started, futures, buckets)
-
-
-def _results(
-    pool: ProcessPoolExecutor, started: Sequence[ForkProcess], futures: Sequence[Any], buckets: Sequence[Bucket]
-) -> Iterator[TracedGraph]:
-    try:
-        for future, bucket in zip(futures, buckets, strict=True):
-            try:
-                graph = future.result()
-            except BrokenProcessPool:
-                pool.shutdown()  # Ends and joins the other workers.
-                raise _worker_died(bucket, started) from None
-            yield _told(graph)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _worker_died(bucket: Bucket, started: Sequence[ForkProcess]) -> CaptureError:
-    if any(worker.exitcode == -signal.SIGINT for worker in started):
-        return CaptureError(f"the capture workers were interrupted while {bucket.name} was being captured: start again")
-    return CaptureError(
-        f"a capture worker died while {bucket.name} was being captured; was it killed for memory? "
-        f"Set {envs.TRACE_WORKERS.name}=1, or {envs.DISABLE_PARALLEL_TRACE.name}=1, and try again"
-    )
-
-
-_worker_tracer: Callable[[], Tracer] | None = None
-
-
-def _start_worker(vllm_config: Any, num_blocks: int | None, route: Route | None, parent: int) -> None:
-    global _worker_tracer
-    # The engine's handlers, which are inherited, do no more than note that it is to end.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _die_with(parent)
-    torch.set_num_threads(1)
-    # What vLLM says of building a model says little of one without values, and once for every worker.
-    logging.getLogger("vllm").setLevel(logging.WARNING)
-    # Built with the first graph, because an error in here would only be known as a worker's death.
-    _worker_tracer = functools.cache(lambda: Tracer(vllm_config, num_blocks, route))
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when ``parent`` dies, which no end of a pipe would tell it."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # It died before the call.
-        os._exit(1)
-
-
-def _trace_in_worker(bucket: Bucket) -> TracedGraph:
-    assert _worker_tracer is not None
-    return _worker_tracer().trace(bucket)
 
 
 class Tracer:

@@ -126,9 +126,10 @@ class GraphSet:
                 f"({self._off_because or 'see the line about the Precompile Cache above'}). "
                 f"Run the compile job for this configuration: {self._compile_command()}"
             )
-        from vllm_neuron.graphs import model_capture
+        from vllm_neuron.graphs.capture_workers import trace
+        from vllm_neuron.graphs.model_capture import trace_here
 
-        return (model_capture.trace_here if here else model_capture.trace)(self._config, buckets, route=self._route)
+        return (trace_here if here else trace)(self._config, buckets, route=self._route)
 
     def _recalled_requests(self) -> Iterator[GraphRequest]:
         for name, found in self._recalled.items():

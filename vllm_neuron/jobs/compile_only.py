@@ -18,7 +18,7 @@ from vllm_neuron.compile.pipeline import Pipeline, Publish, Resolution, Source
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
 from vllm_neuron.compilers.base import check_compiler
 from vllm_neuron.errors import CacheError, CacheMissError
-from vllm_neuron.graphs.model_capture import trace
+from vllm_neuron.graphs.capture_workers import trace
 from vllm_neuron.graphs.provenance import provenance
 from vllm_neuron.graphs.trace_cache import TraceCache, TracedGraph, open_for_compiling
 from vllm_neuron.jobs.report import GraphLine, JobReport
