@@ -1,4 +1,7 @@
-"""Capture in forked workers, each with a fake model of its own; who forks them stays free to load real weights."""
+"""Capture of many buckets at once, in forked workers that each have a model without values of their own.
+
+The process that forks them stays free to load the real weights.
+"""
 
 from __future__ import annotations
 
@@ -19,41 +22,49 @@ import torch
 
 from vllm_neuron import envs
 from vllm_neuron.errors import CaptureError
-from vllm_neuron.graphs.model_capture import Tracer, told, trace_here
-from vllm_neuron.graphs.trace_cache import TracedGraph
+from vllm_neuron.graphs.model_capture import ModelCapture
+from vllm_neuron.graphs.trace_cache import CapturedGraph
 from vllm_neuron.host.cpu import usable_cores
 from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.routes import Route
 
-logger = logging.getLogger("vllm.neuron.tracing")
+logger = logging.getLogger("vllm.neuron.capture")
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SECONDS_OF_SILENCE = 10.0
 
 
-def trace(
-    vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None = None, route: Route | None = None
-) -> Iterator[TracedGraph]:
+def capture_buckets(vllm_config: Any, buckets: Sequence[Bucket], route: Route | None = None) -> Iterator[CapturedGraph]:
     """Capture and lower ``buckets``, in parallel where variables and cores allow; gives them in order, as they come.
 
-    ``num_blocks`` is the size of the KV cache in blocks; by default what the target and the configuration give.
-    ``route`` lowers them; by default the one in force.
-    Raises :class:`CaptureError` where vLLM does not build the model, and that or :class:`UnsupportedOpError` where a
-    graph can't be captured.
+    ``route`` lowers them; by default the one in force. Raises :class:`CaptureError` where vLLM does not build the
+    model, and that or :class:`UnsupportedOpError` where a graph can't be captured.
     """
     workers = min(envs.TRACE_WORKERS.get(), usable_cores(), len(buckets))
     if envs.DISABLE_PARALLEL_TRACE.get() or multiprocessing.current_process().daemon:
-        return _logged(trace_here(vllm_config, buckets, num_blocks, route))
-    return _logged(_trace_in_workers(vllm_config, buckets, num_blocks, route, workers))
+        return _logged(capture_here(vllm_config, buckets, route))
+    return _logged(_capture_in_workers(vllm_config, buckets, route, workers))
 
 
-def _logged(graphs: Iterator[TracedGraph]) -> Iterator[TracedGraph]:
+def _logged(graphs: Iterator[CapturedGraph]) -> Iterator[CapturedGraph]:
     """``graphs``; the log shows, to who asks for it, where an error comes from that is told in one line."""
     try:
         yield from graphs
     except CaptureError:
         logger.debug("Not captured", exc_info=True)
         raise
+
+
+def capture_here(vllm_config: Any, buckets: Sequence[Bucket], route: Route | None = None) -> Iterator[CapturedGraph]:
+    """As :func:`capture_buckets`, in this process, one after the other."""
+    model = ModelCapture(vllm_config, route)
+    for bucket in buckets:
+        yield _log_captured(model.capture(bucket))
+
+
+def _log_captured(graph: CapturedGraph) -> CapturedGraph:
+    logger.info("Captured %s in %.1f s", graph.bucket.name, graph.seconds)
+    return graph
 
 
 class _CaptureProcess(ForkProcess):
@@ -75,18 +86,18 @@ class _CaptureContext(ForkContext):
         return self.started[-1]
 
 
-def _trace_in_workers(
-    vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None, route: Route | None, workers: int
-) -> Iterator[TracedGraph]:
+def _capture_in_workers(
+    vllm_config: Any, buckets: Sequence[Bucket], route: Route | None, workers: int
+) -> Iterator[CapturedGraph]:
     context = _CaptureContext()
     pool = ProcessPoolExecutor(
         workers,
         mp_context=context,
         initializer=_start_worker,
-        initargs=(vllm_config, num_blocks, route, os.getpid()),
+        initargs=(vllm_config, route, os.getpid()),
     )
     # Submitting forks the workers, here and now: before the caller starts threads, gloo or IREE.
-    futures = [pool.submit(_trace_in_worker, bucket) for bucket in buckets]
+    futures = [pool.submit(_capture_in_worker, bucket) for bucket in buckets]
     layers = vllm_config.model_config.get_total_num_hidden_layers()
     return _results(pool, context.started, list(zip(buckets, futures, strict=True)), layers)
 
@@ -94,9 +105,9 @@ def _trace_in_workers(
 def _results(
     pool: ProcessPoolExecutor,
     started: Sequence[ForkProcess],
-    futures: list[tuple[Bucket, Future[TracedGraph]]],
+    futures: Sequence[tuple[Bucket, Future[CapturedGraph]]],
     layers: int,
-) -> Iterator[TracedGraph]:
+) -> Iterator[CapturedGraph]:
     try:
         for bucket, future in futures:
             try:
@@ -105,12 +116,12 @@ def _results(
             except BrokenProcessPool:
                 pool.shutdown()  # Ends and joins the other workers.
                 raise _worker_died(bucket, started) from None
-            yield told(graph)
+            yield _log_captured(graph)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _wait(future: Future[TracedGraph], what: str) -> None:
+def _wait(future: Future[CapturedGraph], what: str) -> None:
     """Until ``future`` is done. The log shows that it takes its time."""
     started = time.monotonic()
     while not wait([future], _SECONDS_OF_SILENCE).done:
@@ -126,11 +137,11 @@ def _worker_died(bucket: Bucket, started: Sequence[ForkProcess]) -> CaptureError
     )
 
 
-_worker_tracer: Callable[[], Tracer] | None = None
+_model_capture: Callable[[], ModelCapture] | None = None
 
 
-def _start_worker(vllm_config: Any, num_blocks: int | None, route: Route | None, parent: int) -> None:
-    global _worker_tracer
+def _start_worker(vllm_config: Any, route: Route | None, parent: int) -> None:
+    global _model_capture
     # The engine's handlers, which are inherited, do no more than note that it is to end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -139,7 +150,7 @@ def _start_worker(vllm_config: Any, num_blocks: int | None, route: Route | None,
     # What vLLM says of building a model says little of one without values, and once for every worker.
     logging.getLogger("vllm").setLevel(logging.WARNING)
     # Built with the first graph, because an error in here would only be known as a worker's death.
-    _worker_tracer = functools.cache(lambda: Tracer(vllm_config, num_blocks, route))
+    _model_capture = functools.cache(lambda: ModelCapture(vllm_config, route))
 
 
 def _die_with(parent: int) -> None:
@@ -149,6 +160,6 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _trace_in_worker(bucket: Bucket) -> TracedGraph:
-    assert _worker_tracer is not None
-    return _worker_tracer().trace(bucket)
+def _capture_in_worker(bucket: Bucket) -> CapturedGraph:
+    assert _model_capture is not None
+    return _model_capture().capture(bucket)

@@ -17,6 +17,8 @@ from vllm.model_executor.layers.fused_moe.router import fused_topk_router
 from vllm.model_executor.layers.fused_moe.runner import moe_runner
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
+from vllm_neuron.model.patches import open_mixture, route_by
+
 
 @UnquantizedFusedMoEMethod.register_oot
 class DenseMoEMethod(UnquantizedFusedMoEMethod):
@@ -51,8 +53,7 @@ def open_mixtures(model: nn.Module) -> None:
     What :func:`unsupported_in_mixtures` names has to be refused before.
     """
     for layer in _mixtures(model):
-        shared = layer._shared_experts is not None
-        layer._forward_entry = moe_runner._moe_forward_shared if shared else moe_runner._moe_forward
+        open_mixture(layer)
 
 
 def unsupported_in_mixtures(model: nn.Module) -> list[str]:
@@ -92,4 +93,4 @@ def _topk_softmax(
     return weights, indices.to(topk_indices.dtype)
 
 
-fused_topk_router.vllm_topk_softmax = _topk_softmax
+route_by(_topk_softmax)

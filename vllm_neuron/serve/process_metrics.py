@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
-from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
-from vllm.entrypoints.serve.instrumentator import metrics
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, multiprocess
 
 
 @functools.cache
 def show_the_process() -> None:
-    """Add ``process_*`` and ``python_*`` to what vLLM's server shows.
+    """Add ``process_*`` and ``python_*`` to what this process shows where metrics are shared.
 
-    vLLM 0.32 leaves them out where ``PROMETHEUS_MULTIPROC_DIR`` is set, as it always is here.
+    vLLM 0.32, and prometheus-fastapi-instrumentator 8 that it uses, collect nothing but the shared ones where
+    ``PROMETHEUS_MULTIPROC_DIR`` is set, as it always is here. Both name the collector by its module at each use.
     """
-    shared = metrics.get_prometheus_registry
+    setattr(multiprocess, "MultiProcessCollector", _WithTheProcess)  # noqa: B010
 
-    def get_prometheus_registry() -> Any:
-        registry = shared()
+
+class _WithTheProcess(multiprocess.MultiProcessCollector):
+    def __init__(self, registry: CollectorRegistry, path: str | None = None) -> None:
+        super().__init__(registry, path)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
-        return registry
-
-    setattr(metrics, "get_prometheus_registry", get_prometheus_registry)  # noqa: B010

@@ -36,7 +36,7 @@ from vllm_neuron.serve.refused_calls import refuse_before_an_effect
 from vllm_neuron.serve.runner import NeuronRunner
 
 if TYPE_CHECKING:
-    from vllm_neuron.graphs.prepare import GraphSet
+    from vllm_neuron.graphs.graph_set import GraphSet
 
 logger = logging.getLogger("vllm.neuron.worker")
 
@@ -64,11 +64,12 @@ class NeuronWorker(WorkerBase):
         self.device = torch.device("cpu")
         if not envs.CPU_MODE.get():
             # CPU mode loads nothing of the compiler.
-            from vllm_neuron.graphs.prepare import GraphSet
+            from vllm_neuron.graphs.graph_set import GraphSet
+            from vllm_neuron.graphs.prepare import Policy
 
             # Capture workers are forked here: before gloo and IREE have threads.
             with self._clock.phase("recall"):
-                self._graphs = GraphSet(self.vllm_config)
+                self._graphs = GraphSet(self.vllm_config, Policy.serving())
         end_with_parent()
         init_groups_alone(self.vllm_config)
         set_random_seed(self.model_config.seed)
