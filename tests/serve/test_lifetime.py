@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +30,9 @@ class Start:
         command = [*serve, "--port", str(self.port), *more]
         options = ["--dtype", "float32", "--max-model-len", "128", "--max-num-seqs", "2"]
         with log.open("w") as stream:
-            environment = {**os.environ, **MODES["eager"]}
+            # Not in the test's own folder: the paths of sockets are short.
+            self.temporary = tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True)
+            environment = {**os.environ, **MODES["eager"], "TMPDIR": self.temporary.name}
             self.process = subprocess.Popen([*command, *options], env=environment, stdout=stream, stderr=stream)
 
     def wait_for(self, line: str, times: int = 1) -> list[psutil.Process]:
@@ -48,6 +51,7 @@ def start(tiny: Callable[[str], Path], tmp_path: Path) -> Iterator[Start]:
     yield started
     started.process.kill()
     started.process.wait()
+    started.temporary.cleanup()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
@@ -65,6 +69,8 @@ def test_an_engine_ends_with_its_server(start: Start) -> None:
     start.process.kill()
     assert any("EngineCore" in child.name() or "python" in child.name() for child in children)
     assert psutil.wait_procs(children, LIMIT)[1] == []
+    # Nothing is left of the meeting place of the ranks, for all that nobody had the time to remove it.
+    assert list(Path(start.temporary.name).glob("vllm_*")) == []
 
 
 def test_a_server_fails_when_its_engine_is_killed(start: Start) -> None:
@@ -95,3 +101,4 @@ def test_several_api_servers_finish_what_they_have_begun(tiny: Callable[[str], P
     finally:
         started.process.kill()
         started.process.wait()
+        started.temporary.cleanup()

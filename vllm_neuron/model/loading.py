@@ -7,18 +7,13 @@ from typing import Any
 from torch import nn
 from vllm.model_executor.model_loader import get_model_loader
 
+from vllm_neuron.model.patches import before_weights
 from vllm_neuron.model.step import check_layers
 
 
 def load_model(vllm_config: Any) -> nn.Module:
     """What vLLM's own ``get_model`` returns. Raises ``UnsupportedError`` between building the model and its weights."""
     loader: Any = get_model_loader(vllm_config.load_config)
-    load_weights = loader.load_weights
-
-    def check_and_load(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        check_layers(model, vllm_config)
-        return load_weights(model, *args, **kwargs)
-
-    loader.load_weights = check_and_load
+    before_weights(loader, lambda model: check_layers(model, vllm_config))
     model: nn.Module = loader.load_model(vllm_config=vllm_config, model_config=vllm_config.model_config)
     return model

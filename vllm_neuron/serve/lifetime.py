@@ -9,13 +9,13 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from vllm_neuron.errors import NeuronError
+from vllm_neuron.model import patches
 
 logger = logging.getLogger("vllm.neuron.lifetime")
 
@@ -40,8 +40,7 @@ def mind_the_server() -> None:
     if getattr(present, "__qualname__", "").startswith("run_server."):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
-        program = sys.modules[module]
-        setattr(program, "build_and_serve", _failing_with_the_engine(program.build_and_serve))  # noqa: B010
+        patches.fail_with_the_engine(module)
     free_at_exit()
 
 
@@ -76,33 +75,6 @@ def end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_wait_for_end, args=(parent,), name="neuron-parent", daemon=True).start()
-
-
-def _failing_with_the_engine(build_and_serve: Callable[..., Any]) -> Callable[..., Any]:
-    """vLLM 0.32 takes the server down when its engine has died, and exits with status 0.
-
-    Its function returns what is to be awaited last.
-    """
-
-    async def serve(engine: Any, *args: Any, **kwargs: Any) -> Any:
-        shutdown, died = engine.shutdown, []
-
-        def note_and_shut_down(*args: Any, **kwargs: Any) -> None:
-            died.append(engine.errored)  # Once it is shut down, every engine counts as dead.
-            shutdown(*args, **kwargs)
-
-        engine.shutdown = note_and_shut_down
-        ending = await build_and_serve(engine, *args, **kwargs)
-
-        async def end() -> None:
-            await ending
-            if died[0]:
-                print("vllm-neuron: error: the engine died; its own error, if it had one, is above", file=sys.stderr)
-                raise SystemExit(1)
-
-        return end()
-
-    return serve
 
 
 def _stop(number: int, frame: object) -> NoReturn:
