@@ -1,7 +1,7 @@
 """What this package changes of vLLM and torch in a process: each change, its reason, and when it can go.
 
 Whoever supports another release looks here first: everything that reaches into their modules to replace something is in
-this file. All of it was looked up in vLLM 0.32.0 and 0.33.0 with torch 2.13.0. What vLLM offers for extensions, such as
+this file, or for a server and its requests in ``serve/patches.py``. All of it was looked up in vLLM 0.32.0 and 0.33.0 with torch 2.13.0. What vLLM offers for extensions, such as
 ``register_oot`` in ``mixtures``, is used where it belongs.
 """
 
@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from vllm_neuron.errors import ConfigError, UnsupportedError
+from vllm_neuron.errors import ConfigError
 from vllm_neuron.model.level import settle_level
 
 
@@ -161,120 +160,3 @@ def before_weights(loader: Any, check: Callable[[torch.nn.Module], None]) -> Non
         return load_weights(model, *args, **kwargs)
 
     loader.load_weights = check_and_load
-
-
-@functools.cache
-def check_requests(
-    check_prompt: Callable[[Any, Any, str | None], None],
-    check_params: Callable[[Any, Any], None],
-    complete_params: Callable[[Any, Any], None],
-) -> None:
-    """Check what requests bring before an engine gets them.
-
-    Each function is given vLLM's ``ModelConfig`` or ``VllmConfig`` first: ``check_prompt`` then token ids and the
-    request's field that they are from, the others ``SamplingParams``, as the client gave them and as they are sent.
-
-    vLLM has its platform look at a request without saying for which model. Its own check lets an id of the prompt pass
-    that the tokenizer or the model has, is skipped without a tokenizer, and sees none that a generation configuration
-    adds. The server asks for a generator before it sends a status, and takes from it after, which is too late for a
-    400: hence the check where it asks. Can go when ``Platform.validate_request`` is given the configuration.
-    """
-    from vllm.renderers.base import BaseRenderer
-    from vllm.v1.engine.async_llm import AsyncLLM
-    from vllm.v1.engine.input_processor import InputProcessor
-
-    process, generate = InputProcessor.process_inputs, AsyncLLM.generate
-
-    def validate_token_ids(renderer: Any, token_ids: Any, *, parameter: str | None = None) -> None:
-        check_prompt(renderer.model_config, token_ids, parameter)
-
-    @functools.wraps(process)
-    def check_and_process(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        check_params(self.vllm_config, params)
-        request = process(self, request_id, prompt, params, *args, **kwargs)
-        if request.sampling_params is not None:
-            complete_params(self.vllm_config, request.sampling_params)
-        return request
-
-    @functools.wraps(generate)
-    def check_and_generate(llm: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
-        check_params(llm.vllm_config, sampling_params)
-        if isinstance(prompt, dict):
-            check_prompt(llm.model_config, prompt.get("prompt_token_ids") or (), None)
-        return generate(llm, prompt, sampling_params, *args, **kwargs)
-
-    setattr(BaseRenderer, "validate_token_ids", validate_token_ids)  # noqa: B010
-    setattr(InputProcessor, "process_inputs", check_and_process)  # noqa: B010
-    setattr(AsyncLLM, "generate", check_and_generate)  # noqa: B010
-
-
-@functools.cache
-def refuse_sleep() -> None:
-    """Have the engine of this process refuse to sleep while it is still as it was.
-
-    vLLM pauses its scheduler and clears its caches before it asks the worker, and leaves it so when that refuses. Can
-    go when it asks first.
-    """
-    from vllm.v1.engine.core import EngineCore
-
-    sleep = EngineCore.sleep
-
-    def sleep_or_refuse(core: Any, level: int = 1, mode: Any = "abort") -> Any:
-        if level >= 1:
-            raise UnsupportedError("Sleep mode is not supported on the Neuron platform: weights are bound to graphs")
-        return sleep(core, level, mode)
-
-    def release_kv_cache_memory(core: Any) -> None:
-        raise UnsupportedError("The KV caches can't be released on the Neuron platform: they are bound to its graphs")
-
-    setattr(EngineCore, "sleep", sleep_or_refuse)  # noqa: B010
-    setattr(EngineCore, "release_kv_cache_memory", release_kv_cache_memory)  # noqa: B010
-
-
-@functools.cache
-def show_the_process() -> None:
-    """Add ``process_*`` and ``python_*`` of this process to what it shows of shared metrics.
-
-    vLLM, and prometheus-fastapi-instrumentator 8 that it uses, collect the shared ones alone where
-    ``PROMETHEUS_MULTIPROC_DIR`` is set, as it always is here. Can go when they collect both.
-    """
-    from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, multiprocess
-
-    class WithTheProcess(multiprocess.MultiProcessCollector):
-        def __init__(self, registry: CollectorRegistry, path: str | None = None) -> None:
-            super().__init__(registry, path)
-            for collector in (ProcessCollector, PlatformCollector, GCCollector):
-                collector(registry=registry)
-
-    setattr(multiprocess, "MultiProcessCollector", WithTheProcess)  # noqa: B010
-
-
-@functools.cache
-def fail_with_the_engine(module: str) -> None:
-    """Have the server whose program is vLLM's ``module`` end with status 1 when its engine has died.
-
-    vLLM takes it down and exits with status 0. Its function returns what is awaited last. Can go when it exits with
-    another status.
-    """
-    program = sys.modules[module]
-    build_and_serve = program.build_and_serve
-
-    async def serve(engine: Any, *args: Any, **kwargs: Any) -> Any:
-        shutdown, died = engine.shutdown, []
-
-        def note_and_shut_down(*args: Any, **kwargs: Any) -> None:
-            died.append(engine.errored)  # Once it is shut down, every engine counts as dead.
-            shutdown(*args, **kwargs)
-
-        engine.shutdown = note_and_shut_down
-        ending = await build_and_serve(engine, *args, **kwargs)
-
-        async def end() -> None:
-            await ending
-            if any(died[:1]):
-                print("vllm-neuron: error: the engine died; its own error, if it had one, is above", file=sys.stderr)
-                raise SystemExit(1)
-
-        return end()
-
-    setattr(program, "build_and_serve", serve)  # noqa: B010

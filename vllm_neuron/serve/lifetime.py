@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from vllm_neuron.errors import NeuronError
-from vllm_neuron.model import patches
+from vllm_neuron.serve import patches
 
 logger = logging.getLogger("vllm.neuron.lifetime")
 
@@ -33,6 +33,10 @@ def mind_the_server() -> None:
     parent of several API servers has handlers of its own, for good, and they raise ``SystemExit``. In any other
     program, such as one that makes an ``LLM``, signals and errors are left alone.
     """
+    if multiprocessing.current_process().name.startswith("ApiServer_"):
+        patches.drain_before_shutdown()
+        free_at_exit()
+        return
     present = signal.getsignal(signal.SIGTERM)
     module = getattr(present, "__module__", None) or ""
     if not module.startswith("vllm.entrypoints.") or threading.current_thread() is not threading.main_thread():

@@ -162,7 +162,8 @@ _COMPILE_ONLY = (
 
 def _prepare_serving() -> None:
     # Imports most of vLLM's engine, which a process that makes no requests can do without.
+    from vllm_neuron.serve.patches import show_the_process
     from vllm_neuron.serve.token_ids import check_requests
 
     check_requests()
-    patches.show_the_process()
+    show_the_process()

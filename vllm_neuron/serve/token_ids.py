@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
-from vllm_neuron.model import patches
+from vllm_neuron.serve import patches
 
 logger = logging.getLogger("vllm.neuron.requests")
 

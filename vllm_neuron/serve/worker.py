@@ -25,13 +25,14 @@ from vllm_neuron.execute.eager import EagerExecutor
 from vllm_neuron.execute.executor import GraphExecutor, allocate
 from vllm_neuron.execute.start_report import StartClock, tell
 from vllm_neuron.host.cpu import usable_cores
-from vllm_neuron.model import patches
 from vllm_neuron.model.buckets import buckets_for
 from vllm_neuron.model.groups import init_groups_alone
 from vllm_neuron.model.kv import check_host_memory, kv_bytes_per_block, planned_blocks
 from vllm_neuron.model.loading import load_model
+from vllm_neuron.model.patches import without_accelerator
 from vllm_neuron.model.step import StepModel, model_inputs
 from vllm_neuron.serve.lifetime import end_with_parent, ends_engine, free_at_exit
+from vllm_neuron.serve.patches import refuse_sleep
 from vllm_neuron.serve.runner import NeuronRunner
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class NeuronWorker(WorkerBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        patches.refuse_sleep()
+        refuse_sleep()
         self._started = time.monotonic()
         self._clock = StartClock()
         self._step_model: StepModel | None = None
@@ -57,7 +58,7 @@ class NeuronWorker(WorkerBase):
     @ends_engine
     def init_device(self) -> None:
         """The process's threads, seed and process group."""
-        patches.without_accelerator()
+        without_accelerator()
         if not os.environ.get("OMP_NUM_THREADS"):
             torch.set_num_threads(usable_cores())
         self.device = torch.device("cpu")
