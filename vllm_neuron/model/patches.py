@@ -1,8 +1,8 @@
 """What this package changes of vLLM and torch in a process: each change, its reason, and when it can go.
 
 Whoever supports another release looks here first: everything that reaches into their modules to replace something is in
-this file, or for a server and its requests in ``serve/patches.py``. All of it was looked up in vLLM 0.32.0 and 0.33.0 with torch 2.13.0. What vLLM offers for extensions, such as
-``register_oot`` in ``mixtures``, is used where it belongs.
+this file, or for a server and its requests in ``serve/patches.py``. All of it was looked up in vLLM 0.32.0 and 0.33.0
+with torch 2.13.0. What vLLM offers for extensions, such as ``register_oot`` in ``mixtures``, is used where it belongs.
 """
 
 from __future__ import annotations
