@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import tempfile
 import time
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +26,7 @@ from vllm_neuron.compile.capture import capture
 from vllm_neuron.errors import CaptureError, NeuronError
 from vllm_neuron.graphs.trace_cache import CapturedGraph
 from vllm_neuron.model.buckets import Bucket
-from vllm_neuron.model.groups import init_groups
+from vllm_neuron.model.groups import init_groups_alone
 from vllm_neuron.model.kv import planned_blocks
 from vllm_neuron.model.patches import building_without_values, set_ir_defaults, without_accelerator
 from vllm_neuron.model.step import STEP_INPUTS, StepModel, step_inputs
@@ -146,7 +144,6 @@ def _model_parallel_state(vllm_config: Any) -> Iterator[None]:
     if parallel_state.model_parallel_is_initialized():  # type: ignore[no-untyped-call]
         yield
         return
-    # Only the ranks meet there: whoever is killed later leaves nothing.
-    with tempfile.TemporaryDirectory(prefix="vllm_neuron_") as folder, _configured(vllm_config):
-        init_groups(vllm_config, 0, f"file://{Path(folder, 'group')}", 0)
+    with _configured(vllm_config):
+        init_groups_alone(vllm_config)
     yield

@@ -16,7 +16,7 @@ from vllm_neuron.abi import InputName, TensorSpec, dtype_name
 from vllm_neuron.errors import UnsupportedError
 from vllm_neuron.model.attention import PagedStep, StepHolder
 from vllm_neuron.model.buckets import Bucket
-from vllm_neuron.model.mixtures import open_mixtures
+from vllm_neuron.model.mixtures import open_mixtures, unsupported_in_mixtures
 
 STEP_INPUTS = ("input_ids", "positions", "slot_mapping", "block_tables", "logits_indices")
 
@@ -38,19 +38,16 @@ class StepModel(nn.Module):
     """A vLLM model with everything that a step needs as arguments: no state, no forward context to prepare.
 
     ``layers`` are the attention layers by name, in the order of the caches. Run it inside :meth:`context`.
-    Raises ``UnsupportedError`` for a model with layers of another kind that keep state, or without attention layers.
+    Raises ``UnsupportedError`` as :func:`check_layers` does.
     """
 
     def __init__(self, model: nn.Module, vllm_config: Any) -> None:
         super().__init__()
         self.model = model
+        check_layers(model, vllm_config)
         open_mixtures(model)
         found: dict[str, Any] = vllm_config.compilation_config.static_forward_context
-        self.layers = {name: layer for name, layer in found.items() if _is_plain_attention(layer)}
-        if not self.layers:
-            raise UnsupportedError(
-                f"The model {vllm_config.model_config.model} has no attention layers, and can't be served"
-            )
+        self.layers = {name: layer for name, layer in found.items() if type(layer) is Attention}
         self.block_size: int = vllm_config.cache_config.block_size
         self.holder = StepHolder()
         self._compute_logits: Any = model.compute_logits
@@ -104,8 +101,23 @@ def model_inputs(
     return inputs
 
 
-def _is_plain_attention(layer: Any) -> bool:
-    """Raises ``UnsupportedError`` for a layer that keeps state of another kind, or attends by other rules."""
-    if isinstance(layer, AttentionLayerBase) and type(layer) is not Attention:
-        raise UnsupportedError(f"A model with layers of type {type(layer).__name__} is not supported")
-    return type(layer) is Attention
+def check_layers(model: nn.Module, vllm_config: Any) -> None:
+    """Raises ``UnsupportedError`` that names all that a step of this model needs and can't have. Reads no weight.
+
+    That are layers of another kind that keep state, or attend by other rules, and mixtures of other kinds.
+    """
+    layers: dict[str, Any] = vllm_config.compilation_config.static_forward_context
+    others = {
+        type(layer).__name__: None
+        for layer in layers.values()
+        if isinstance(layer, AttentionLayerBase) and type(layer) is not Attention
+    }
+    unsupported = [*(f"layers of type {name}" for name in others), *unsupported_in_mixtures(model)]
+    name = vllm_config.model_config.model
+    if unsupported:
+        raise UnsupportedError(
+            f"The model {name} can't be served on the Neuron platform: {', '.join(unsupported)}, not supported. "
+            "Serve another model"
+        )
+    if not any(type(layer) is Attention for layer in layers.values()):
+        raise UnsupportedError(f"The model {name} has no attention layers, and can't be served")

@@ -149,10 +149,21 @@ class NeuronPlatform(Platform):
             parallel.worker_cls = COMPILE_ONLY_WORKER if envs.CPU_COMPILE.get() else WORKER
         parallel.disable_custom_all_reduce = True
         scheduler.async_scheduling = False
-        lifetime.mind_the_start()
+        if not envs.CPU_COMPILE.get():
+            _prepare_serving()
+        lifetime.mind_the_server()
 
 
 _COMPILE_ONLY = (
     f"{envs.CPU_COMPILE.name}=1 only compiles: every graph is in the cache, and nothing can be generated in this mode. "
     "Unset the variable to serve from the cache"
 )
+
+
+def _prepare_serving() -> None:
+    # Imports most of vLLM's engine, which a process that makes no requests can do without.
+    from vllm_neuron.serve.patches import show_the_process
+    from vllm_neuron.serve.token_ids import check_requests
+
+    check_requests()
+    show_the_process()
