@@ -44,6 +44,7 @@ from vllm_neuron.host.cpu import usable_cores
 from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.model.groups import init_groups
 from vllm_neuron.model.kv import planned_blocks
+from vllm_neuron.model.late_weights import create_late_weights
 from vllm_neuron.model.patches import without_accelerator
 from vllm_neuron.model.step import STEP_INPUTS, StepModel, step_inputs
 from vllm_neuron.routes import Route, current_route, lower
@@ -79,10 +80,14 @@ def _logged(graphs: Iterator[TracedGraph]) -> Iterator[TracedGraph]:
 
 
 def trace_here(
-    vllm_config: Any, buckets: Sequence[Bucket], num_blocks: int | None = None, route: Route | None = None
+    vllm_config: Any,
+    buckets: Sequence[Bucket],
+    num_blocks: int | None = None,
+    route: Route | None = None,
+    loaded: StepModel | None = None,
 ) -> Iterator[TracedGraph]:
-    """As :func:`trace`, in this process, one after the other."""
-    tracer = Tracer(vllm_config, num_blocks, route)
+    """As :func:`trace`, in this process, one after the other; with ``loaded``, of that model, whose values stay out."""
+    tracer = Tracer(vllm_config, num_blocks, route, loaded)
     for bucket in buckets:
         yield _told(tracer.trace(bucket))
 
@@ -161,23 +166,35 @@ def _trace_in_worker(bucket: Bucket) -> TracedGraph:
 
 
 class Tracer:
-    """A model without values, and the captures of its buckets."""
+    """A model without values, and the captures of its buckets.
 
-    def __init__(self, vllm_config: Any, num_blocks: int | None = None, route: Route | None = None) -> None:
+    With ``loaded``, a model that has been loaded takes its place: only the shapes of its weights are used.
+    """
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        num_blocks: int | None = None,
+        route: Route | None = None,
+        loaded: StepModel | None = None,
+    ) -> None:
         self._config = _private_copy(vllm_config)
         self._route = route or current_route()
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        without_accelerator()
-        set_ir_defaults(self._config)
-        with _model_parallel_state(self._config), _configured(self._config):
-            with _refusals_in_one_line(self._config.model_config.model):
-                model = _build(self._config, self._mode)
-            self.step_model = StepModel(model, self._config)
+        self.step_model = loaded or self._without_values()
         self._weights = dict(self.step_model.named_weights())
         if num_blocks is None:
             num_blocks = planned_blocks(self.step_model, self._config)
         self.num_blocks = num_blocks
         self._kv = kv_inputs(self.step_model, num_blocks)
+
+    def _without_values(self) -> StepModel:
+        without_accelerator()
+        set_ir_defaults(self._config)
+        with _model_parallel_state(self._config), _configured(self._config):
+            with _refusals_in_one_line(self._config.model_config.model):
+                model = _build(self._config, self._mode)
+            return StepModel(model, self._config)
 
     def trace(self, bucket: Bucket) -> TracedGraph:
         """Capture and lower one bucket."""
@@ -230,11 +247,16 @@ def _private_copy(vllm_config: Any) -> Any:
 class ShapesLoader(BaseModelLoader):
     """Builds a model and leaves its parameters without values."""
 
+    def __init__(self, vllm_config: Any) -> None:
+        super().__init__(vllm_config.load_config)
+        self._config = vllm_config
+
     def download_model(self, model_config: Any) -> None:
         """There is nothing to download."""
 
     def load_weights(self, model: nn.Module, model_config: Any) -> None:
-        """There is nothing to load."""
+        """There is nothing to load; but what loading would create is created."""
+        create_late_weights(model, self._config)
 
 
 def _build(vllm_config: Any, mode: FakeTensorMode) -> nn.Module:
@@ -247,7 +269,7 @@ def _build(vllm_config: Any, mode: FakeTensorMode) -> nn.Module:
         with mode, warnings.catch_warnings():
             # vLLM looks at the addresses of weights, which fake ones have none of; it only compares them.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
-            loader = ShapesLoader(vllm_config.load_config)
+            loader = ShapesLoader(vllm_config)
             model: nn.Module = loader.load_model(vllm_config=vllm_config, model_config=vllm_config.model_config)
         return model
     finally:

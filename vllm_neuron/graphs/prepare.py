@@ -19,6 +19,7 @@ from vllm_neuron.compile.miss_error import Miss, miss_error
 from vllm_neuron.compile.pipeline import Pipeline, Source
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
 from vllm_neuron.errors import CacheError, CacheMissError, CaptureError, NeuronError
+from vllm_neuron.graphs.loaded_model import LoadedModel, captured_model, difference
 from vllm_neuron.graphs.provenance import compile_command, provenance
 from vllm_neuron.graphs.trace_cache import TraceCache, TracedGraph, open_for_serving
 from vllm_neuron.lowering import release
@@ -76,12 +77,12 @@ class GraphSet:
             self._thread = threading.Thread(target=self._resolve_all, name="neuron-graphs", daemon=True)
             self._thread.start()
 
-    def wait(self, model: Mapping[str, TensorSpec]) -> list[CompiledGraph]:
+    def wait(self, loaded: LoadedModel | None = None) -> list[CompiledGraph]:
         """Every graph, ready to be loaded, in the order of the buckets.
 
-        ``model`` are the weights and KV caches of the model that has been loaded: a graph whose manifest does not fit
-        them is captured again; in strict mode, that raises :class:`CacheError`. Raises :class:`CacheMissError` that
-        names every miss in strict mode; else the first failure of capture or compilation.
+        A graph whose manifest or capture does not fit the ``loaded`` model is captured again, from that; in strict
+        mode, it raises :class:`CacheError`. Raises :class:`CacheMissError` that names every miss in strict mode; else
+        the first failure of capture or compilation.
         """
         if self._thread is None:
             self._resolve_all()
@@ -89,7 +90,8 @@ class GraphSet:
             self._thread.join()
         if self._failure is not None:
             raise self._failure
-        self._capture_misfits(model)
+        if loaded is not None:
+            self._capture_misfits(loaded)
         self._raise_errors()
         self._report()
         graphs = [self._compiled(bucket) for bucket in self._buckets.values()]
@@ -116,7 +118,7 @@ class GraphSet:
         pipeline = self._pipeline
         return traces.usable(list(self._buckets.values()), lambda module: pipeline.strict or pipeline.has(module))
 
-    def _capture(self, buckets: Sequence[Bucket], *, here: bool = False) -> Iterator[TracedGraph]:
+    def _capture(self, buckets: Sequence[Bucket], loaded: LoadedModel | None = None) -> Iterator[TracedGraph]:
         if not buckets:
             return iter(())
         if not release.installed():
@@ -128,7 +130,9 @@ class GraphSet:
             )
         from vllm_neuron.graphs import model_capture
 
-        return (model_capture.trace_here if here else model_capture.trace)(self._config, buckets, route=self._route)
+        if loaded is not None:
+            return model_capture.trace_here(self._config, buckets, route=self._route, loaded=loaded.step_model)
+        return model_capture.trace(self._config, buckets, route=self._route)
 
     def _recalled_requests(self) -> Iterator[GraphRequest]:
         for name, found in self._recalled.items():
@@ -160,24 +164,35 @@ class GraphSet:
             except CacheError as error:
                 logger.warning("%s", error)
 
-    def _capture_misfits(self, model: Mapping[str, TensorSpec]) -> None:
-        reasons = {name: reason for name in self._recalled if (reason := self._misfit(name, model))}
+    def _capture_misfits(self, loaded: LoadedModel) -> None:
+        reasons = {name: reason for name in self._outcomes if (reason := self._misfit(name, loaded.inputs))}
         if not reasons:
             return
         lines = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         if self._pipeline.strict:
-            raise CacheError(
+            raise CacheError(self._strict_misfit(reasons, lines))
+        logger.warning("Captured again, because they do not fit the loaded model: %s", lines)
+        for name in reasons:
+            self._recalled.pop(name, None)
+        # In this process: it has threads by now, and must not fork.
+        self._resolve(self._captured_requests(self._capture([self._buckets[name] for name in reasons], loaded)))
+
+    def _strict_misfit(self, reasons: Mapping[str, str], lines: str) -> str:
+        if self._recalled.keys() >= reasons.keys():
+            return (
                 f"Strict mode: {len(reasons)} manifests do not fit the loaded model. {lines}. To replace them, remove "
                 f"{envs.get_neuron_precompile_cache_dir()} and run: "
                 f"{envs.CACHING_PRECOMPILE.name}=0 {self._compile_command()}"
             )
-        logger.warning("Captured again, because their manifests can't be used: %s", lines)
-        for name in reasons:
-            del self._recalled[name]
-        # In this process: it has threads by now, and must not fork.
-        self._resolve(self._captured_requests(self._capture([self._buckets[name] for name in reasons], here=True)))
+        return (
+            f"Strict mode: {len(reasons)} graphs do not fit the loaded model. {lines}. They were captured from what "
+            "the configuration and the headers of safetensors files tell, and loading this checkpoint made another "
+            f"model. Save it as safetensors, and run where it is: {self._compile_command()}"
+        )
 
     def _misfit(self, name: str, model: Mapping[str, TensorSpec]) -> str | None:
+        if name in self._traced:
+            return difference(captured_model(self._traced[name]), "the captured model", model)
         assert self._traces is not None, "only a trace cache recalls"
         if not self._pipeline.strict and isinstance(self._outcomes[name].error, CacheMissError):
             return "its artifact is in no tier any more"

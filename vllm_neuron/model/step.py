@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -57,10 +57,15 @@ class StepModel(nn.Module):
         self._forward_context = ForwardContext(found, cast(Any, self.holder), slot_mapping={})
         self.eval()
 
-    def context(self) -> AbstractContextManager[None]:
-        """vLLM's forward context for this model; capture and eager runs happen inside it."""
-        held: AbstractContextManager[None] = override_forward_context(self._forward_context)
-        return held
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """vLLM's forward context for this model; capture and eager runs happen inside it.
+
+        Functions that the model's code gives to ``torch.compile`` run as they are written: they are part of the graph.
+        """
+        as_written = torch._dynamo.config.patch(error_on_nested_fx_trace=False)
+        with as_written, torch.compiler.set_stance("force_eager"), override_forward_context(self._forward_context):
+            yield
 
     def forward(
         self,
