@@ -38,8 +38,8 @@ def capture(
     """Trace ``forward`` once over fake tensors and return its canonical graph.
 
     ``forward`` takes the inputs by name and returns one tensor. ``mutated`` names exactly the inputs that it writes.
-    Raises :class:`CaptureError` if it writes others, or fewer, if a tensor's value would be baked into the graph, if
-    control flow depends on a tensor's value, or if an operator outside ATen is left.
+    Raises :class:`CaptureError` if it writes others, or fewer, if the value of a tensor that is no literal would be
+    baked into the graph, if control flow depends on a tensor's value, or if an operator outside ATen is left.
     """
     names = list(specs)
     written: list[str] = []
@@ -95,6 +95,11 @@ def _functional(forward: Forward, names: list[str], written: list[str]) -> Calla
     return run
 
 
+def _is_written_in_code(node: torch.fx.Node) -> bool:
+    """Whether a tensor is a literal, as of ``torch.tensor(2.0)``: torch lifts those, and no tensor that was there."""
+    return all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
+
+
 def _check(graph_module: torch.fx.GraphModule, written: list[str], declared: frozenset[str]) -> None:
     unexpected = sorted(set(written) - declared)
     if unexpected:
@@ -103,7 +108,7 @@ def _check(graph_module: torch.fx.GraphModule, written: list[str], declared: fro
     if missing:
         raise CaptureError(f"the model does not write to {len(missing)} of its KV caches, the first is {missing[0]}")
     for node in graph_module.graph.nodes:
-        if node.op == "get_attr":
+        if node.op == "get_attr" and not _is_written_in_code(node):
             raise CaptureError(
                 f"the value of a tensor ('{node.target}') would be baked into the graph; it has to be a parameter or a "
                 "buffer of the model, so that it can be bound when the artifact is loaded"

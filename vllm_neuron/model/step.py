@@ -16,6 +16,7 @@ from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import UnsupportedError
 from vllm_neuron.model.attention import PagedStep, StepHolder
 from vllm_neuron.model.buckets import Bucket
+from vllm_neuron.model.constants import name_constants
 from vllm_neuron.model.mixtures import open_mixtures
 
 STEP_INPUTS = ("input_ids", "positions", "slot_mapping", "block_tables", "logits_indices")
@@ -45,6 +46,7 @@ class StepModel(nn.Module):
         super().__init__()
         self.model = model
         open_mixtures(model)
+        name_constants(model)
         found: dict[str, Any] = vllm_config.compilation_config.static_forward_context
         self.layers = {name: layer for name, layer in found.items() if _is_plain_attention(layer)}
         if not self.layers:
@@ -80,7 +82,8 @@ class StepModel(nn.Module):
         """Logits [seqs, vocabulary] of the rows ``logits_indices``; the caches are written in place."""
         caches = {name: (k_caches[i], v_caches[i]) for i, name in enumerate(self.layers)}
         self.holder.step = PagedStep(slot_mapping, positions, block_tables, caches, self.block_size)
-        hidden = self.model(input_ids, positions)
+        # As vLLM's own runners call it: some models have no defaults for what is None.
+        hidden = self.model(input_ids=input_ids, positions=positions, intermediate_tensors=None, inputs_embeds=None)
         self.holder.step = None
         logits: torch.Tensor = self._compute_logits(hidden.index_select(0, logits_indices))
         return logits
