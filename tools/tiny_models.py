@@ -47,11 +47,9 @@ def tiny_config(model_type: str) -> Any:
     for name in ("layer_types", "mlp_layer_types"):
         if isinstance(known.get(name), list):
             changes[name] = _both_ends(known[name])
+    parts = [name for name, value in vars(default).items() if value is text]
     config: Any = type(text)(**changes)
-    if text is default:
-        return config
-    (part,) = (name for name, value in vars(default).items() if value is text)
-    return made(**{part: config})
+    return made(**{parts[0]: config}) if parts else config
 
 
 def make_tiny(folder: Path, model_type: str, dtype: str = "float32", seed: int = 0) -> Path:

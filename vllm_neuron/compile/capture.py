@@ -48,7 +48,8 @@ def capture(
         _functional(forward, names, written), tracing_mode="real", decomposition_table=decomposition_table()
     )
     try:
-        with torch.no_grad(), mode:
+        # What the model's code gives to torch.compile is a part of this graph as well.
+        with torch.no_grad(), mode, torch._dynamo.config.patch(error_on_nested_fx_trace=False):
             graph_module = trace(*inputs.values())
     except (
         torch._subclasses.fake_tensor.DataDependentOutputException,

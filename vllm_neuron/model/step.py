@@ -63,10 +63,9 @@ class StepModel(nn.Module):
     def context(self) -> Iterator[None]:
         """vLLM's forward context for this model; capture and eager runs happen inside it.
 
-        Functions that the model's code gives to ``torch.compile`` run as they are written: they are part of the graph.
+        Functions that the model's code gives to ``torch.compile`` run as they are written.
         """
-        as_written = torch._dynamo.config.patch(error_on_nested_fx_trace=False)
-        with as_written, torch.compiler.set_stance("force_eager"), override_forward_context(self._forward_context):
+        with torch.compiler.set_stance("force_eager"), override_forward_context(self._forward_context):
             yield
 
     def forward(

@@ -17,8 +17,10 @@ from vllm.platforms.interface import Platform, PlatformEnum
 from vllm_neuron import envs, logs, metrics
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.execute.start_report import note_process_start
+from vllm_neuron.model.stand_ins import stand_in_for_torchvision
 from vllm_neuron.routes import EXPLICIT_LEVEL, current_route, log_once, optimization_level
 from vllm_neuron.serve import checks, command_line, lifetime
+from vllm_neuron.serve.inspection import shorten_inspection_errors
 from vllm_neuron.targets import compile_target
 
 WORKER = "vllm_neuron.serve.worker.NeuronWorker"
@@ -33,6 +35,8 @@ os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(24 * 3600))
 metrics.share()
 note_process_start()
 logs.set_level()
+stand_in_for_torchvision()
+shorten_inspection_errors()
 
 
 class NeuronPlatform(Platform):
