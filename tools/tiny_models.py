@@ -8,6 +8,7 @@ from typing import Any
 VOCABULARY = 512
 LAYERS = 2
 HEADS = 4
+KEY_VALUE_HEADS = 2
 
 # What makes a model small, by each of the names that configurations give it.
 _SIZES: dict[str, int] = {
@@ -15,7 +16,7 @@ _SIZES: dict[str, int] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "embedding_size", "emb_dim"), 64),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), LAYERS),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads"), HEADS),
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "multi_query_group_num"), 2),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "multi_query_group_num"), KEY_VALUE_HEADS),
     **dict.fromkeys(("head_dim", "global_head_dim", "attention_head_dim", "v_head_dim", "kv_channels"), 16),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim"), 128),
     **dict.fromkeys(("moe_intermediate_size", "expert_intermediate_size", "shared_expert_intermediate_size"), 32),

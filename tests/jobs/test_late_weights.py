@@ -11,14 +11,9 @@ import transformers
 from safetensors.torch import load_file
 
 from tests.support.engine import run_cases
-from tests.support.reference import logits
+from tests.support.scores import SIZES, assert_scored, score
 from tools.tiny_models import VOCABULARY, make_tiny
 
-PROMPT = [5, 17, 300, 41]
-TOKENS = 4
-SIZES = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 1, "max_num_batched_tokens": 128}
-CALL = {"prompts": [PROMPT], "params": {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True, "detokenize": False,
-                                        "logprobs": 5}}  # fmt: skip
 BIAS = f"weights.lm_head.bias is float32[{VOCABULARY}] in the captured model, and absent in the loaded model"
 
 
@@ -39,45 +34,26 @@ def without_bias(phi: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def serve(folder: Path, cache: Path, **variables: str) -> dict[str, Any]:
-    return {
-        "do": "generate",
-        "args": {"model": str(folder), "skip_tokenizer_init": True, **SIZES},
-        "calls": [CALL],
-        "env": {"VLLM_CACHE_ROOT": str(cache), **variables},
-    }
-
-
 @pytest.fixture(scope="module")
 def results(phi: Path, without_bias: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    cache, strict = tmp_path_factory.mktemp("cache"), {"VLLM_NEURON_DISABLE_WARMUP_COMPILE": "1"}
+    cache = {"VLLM_CACHE_ROOT": str(tmp_path_factory.mktemp("cache"))}
     cases = {
-        "with": serve(phi, cache),
-        "without, strict": serve(without_bias, cache, **strict),
-        "without": serve(without_bias, cache),
+        "with": score(phi, cache),
+        "without, strict": score(without_bias, cache | {"VLLM_NEURON_DISABLE_WARMUP_COMPILE": "1"}),
+        "without": score(without_bias, cache),
     }
     return dict(zip(cases, run_cases(list(cases.values()), "compiled"), strict=True))
 
 
-def assert_logprobs_are(result: dict[str, Any], folder: Path, bias: torch.Tensor | float) -> None:
-    assert result["exit"] == 0, result["log"][-3000:]
-    output = result["calls"][0][0]["outputs"][0]
-    assert len(output["ids"]) == TOKENS
-    expected = logits(folder, PROMPT + output["ids"])[len(PROMPT) - 1 : -1] + bias
-    for row, found in zip(torch.log_softmax(expected, -1), output["logprobs"], strict=True):
-        for token, (logprob, _) in found.items():
-            assert logprob == pytest.approx(float(row[int(token)]), abs=1e-4)
-
-
 def test_a_bias_that_only_loading_creates_is_in_the_graph(results: dict[str, Any], phi: Path) -> None:
-    assert_logprobs_are(results["with"], phi, 0.0)
+    assert_scored(results["with"], phi)
     assert "Captured again" not in results["with"]["log"]
 
 
 def test_a_model_that_loading_made_otherwise_is_captured_again(results: dict[str, Any], phi: Path) -> None:
     bias = load_file(phi / "model.safetensors")["lm_head.bias"]
     assert bias.abs().max() > 0.1  # Else leaving it out would change nothing.
-    assert_logprobs_are(results["without"], phi, -bias)
+    assert_scored(results["without"], phi, -bias)
     assert results["without"]["log"].count(f"decode_b1: {BIAS}") == 1
 
 
@@ -92,12 +68,11 @@ def test_a_model_that_loading_made_otherwise_is_an_error_in_strict_mode(results:
 def test_the_configuration_and_the_headers_of_a_checkpoint_give_the_same_graphs(phi: Path, tmp_path: Path) -> None:
     transformers.AutoConfig.from_pretrained(phi).save_pretrained(tmp_path / "config-only")
     options = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
+    options.append("--skip-tokenizer-init")
     cases = [
         {"do": "plan", "argv": [str(folder), *options], "target": "cpu", "env": {"VLLM_CACHE_ROOT": str(tmp_path)}}
         for folder in (phi, tmp_path / "config-only")
     ]
-    for case in cases:
-        case["argv"] += ["--skip-tokenizer-init"]
     headers, configuration = ({name: line["key"] for name, line in result["graphs"].items()}
                               for result in run_cases(cases, "compiled"))  # fmt: skip
     assert headers == configuration
