@@ -99,8 +99,11 @@ def bake_a_tensor(inputs: Inputs) -> torch.Tensor:
     return inputs["inputs.x"] + CONSTANT
 
 
+LEAST = torch.tensor(-0.25)
+
+
 def with_a_literal(inputs: Inputs) -> torch.Tensor:
-    return step(inputs) * torch.tensor([2.0, 0.5] * 4) / torch.sqrt(torch.tensor(2.0))
+    return torch.maximum(step(inputs) * torch.tensor([2.0, 0.5] * 4) / torch.sqrt(torch.tensor(2.0)), LEAST)
 
 
 def with_a_compiled_part(inputs: Inputs) -> torch.Tensor:

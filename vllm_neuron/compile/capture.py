@@ -96,9 +96,16 @@ def _functional(forward: Forward, names: list[str], written: list[str]) -> Calla
     return run
 
 
-def _is_written_in_code(node: torch.fx.Node) -> bool:
-    """Whether a tensor is a literal, as of ``torch.tensor(2.0)``: torch lifts those, and no tensor that was there."""
-    return all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
+def _is_written_in_code(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+    """Whether a tensor is a literal of ``forward``, as ``torch.tensor(2.0)``, or one number that its module keeps.
+
+    Torch lifts literals, and no tensor that was there before. A model is first captured without values: what could be
+    a weight is a fake tensor then.
+    """
+    value = getattr(graph_module, str(node.target), None)
+    if type(value) is not torch.Tensor:
+        return False
+    return value.dim() == 0 or all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
 
 
 def _check(graph_module: torch.fx.GraphModule, written: list[str], declared: frozenset[str]) -> None:
@@ -109,7 +116,7 @@ def _check(graph_module: torch.fx.GraphModule, written: list[str], declared: fro
     if missing:
         raise CaptureError(f"the model does not write to {len(missing)} of its KV caches, the first is {missing[0]}")
     for node in graph_module.graph.nodes:
-        if node.op == "get_attr" and not _is_written_in_code(node):
+        if node.op == "get_attr" and not _is_written_in_code(graph_module, node):
             raise CaptureError(
                 f"the value of a tensor ('{node.target}') would be baked into the graph; it has to be a parameter or a "
                 "buffer of the model, so that it can be bound when the artifact is loaded"

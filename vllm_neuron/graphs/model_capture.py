@@ -34,6 +34,7 @@ from vllm.config import set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.model_executor.model_loader.utils import get_model_architecture
 
 from vllm_neuron import envs
 from vllm_neuron.abi import TensorSpec
@@ -260,6 +261,8 @@ class ShapesLoader(BaseModelLoader):
 
 
 def _build(vllm_config: Any, mode: FakeTensorMode) -> nn.Module:
+    # Imported first, so that tensors that its module keeps are real in the whole process.
+    get_model_architecture(vllm_config.model_config)
     # vLLM shares rotary modules of equal arguments in the whole process: a fake one must not reach a real model, nor
     # a real one a fake model.
     shared = rotary_embedding._ROPE_DICT
