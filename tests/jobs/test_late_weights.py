@@ -68,12 +68,13 @@ def test_a_model_that_loading_made_otherwise_is_an_error_in_strict_mode(results:
 def test_the_configuration_and_the_headers_of_a_checkpoint_give_the_same_graphs(phi: Path, tmp_path: Path) -> None:
     transformers.AutoConfig.from_pretrained(phi).save_pretrained(tmp_path / "config-only")
     options = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
-    options.append("--skip-tokenizer-init")
+    case = {"do": "plan", "target": "cpu", "env": {"VLLM_CACHE_ROOT": str(tmp_path)}}
     cases = [
-        {"do": "plan", "argv": [str(folder), *options], "target": "cpu", "env": {"VLLM_CACHE_ROOT": str(tmp_path)}}
-        for folder in (phi, tmp_path / "config-only")
+        {**case, "argv": [str(tmp_path / "config-only"), "--skip-tokenizer-init", *options], "compile": True},
+        {**case, "argv": [str(phi), "--skip-tokenizer-init", *options]},
     ]
-    headers, configuration = ({name: line["key"] for name, line in result["graphs"].items()}
-                              for result in run_cases(cases, "compiled"))  # fmt: skip
-    assert headers == configuration
-    assert len(headers) == 2
+    configuration, headers = run_cases(cases, "compiled")
+    assert [line["source"] for line in headers["graphs"].values()] == ["local", "local"], headers["log"][-3000:]
+    assert {line["key"] for line in headers["graphs"].values()} == {
+        line["key"] for line in configuration["graphs"].values()
+    }
