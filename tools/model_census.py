@@ -88,18 +88,18 @@ def _start(folder: Path, options: dict[str, Any]) -> tuple[str, str]:
     from vllm.engine.arg_utils import EngineArgs
 
     from vllm_neuron.graphs.loaded_model import captured_model
-    from vllm_neuron.graphs.model_capture import Tracer
+    from vllm_neuron.graphs.model_capture import ModelCapture
     from vllm_neuron.model.buckets import buckets_for
 
     arguments = {"max_model_len": 128, "max_num_seqs": 1, "skip_tokenizer_init": True, "dtype": "float32"}
     config = EngineArgs(str(folder), **{**arguments, **options}).create_engine_config()
-    tracer = Tracer(config)
-    traced = tracer.trace(buckets_for(config)[-1])
-    captured, loaded = captured_model(traced), _load(config)
+    model = ModelCapture(config)
+    graph = model.capture(buckets_for(config)[-1])
+    captured, loaded = captured_model(graph), _load(config)
     found = [f"{name} is {captured.get(name, 'absent')}, loaded {loaded.get(name, 'absent')}"
              for name in sorted(captured.keys() | loaded.keys())
              if name.startswith("weights.") and captured.get(name) != loaded.get(name)]  # fmt: skip
-    return ("differs", "; ".join(found)) if found else ("starts", f"{len(traced.input_names)} inputs")
+    return ("differs", "; ".join(found)) if found else ("starts", f"{len(graph.input_names)} inputs")
 
 
 def _load(config: Any) -> dict[str, Any]:
@@ -107,12 +107,13 @@ def _load(config: Any) -> dict[str, Any]:
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader import get_model
 
-    from vllm_neuron.graphs.model_capture import _model_parallel_state, _spec
+    from vllm_neuron.abi import TensorSpec
+    from vllm_neuron.graphs.model_capture import model_parallel_state
     from vllm_neuron.model.step import StepModel
 
-    with _model_parallel_state(config), set_current_vllm_config(config):
+    with model_parallel_state(config), set_current_vllm_config(config):
         step = StepModel(get_model(vllm_config=config), config)
-    return {f"weights.{name}": _spec(tensor) for name, tensor in step.named_weights()}
+    return {f"weights.{name}": TensorSpec.of(tensor) for name, tensor in step.named_weights()}
 
 
 def _refused_or_failed(error: BaseException) -> str:

@@ -176,6 +176,6 @@ def _zeros(graph: CanonicalGraph, entry: Entry) -> Callable[[Sequence[torch.Tens
     logger.info("Captured a graph of user code as %s; it is not run, and its results are zeros", entry.key)
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in graph.abi.results]
+        return [torch.zeros(spec.shape, dtype=spec.torch_dtype) for spec in graph.abi.results]
 
     return run

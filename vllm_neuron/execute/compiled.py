@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -11,8 +12,8 @@ from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import NeuronError
 from vllm_neuron.execute.executor import Inputs
 from vllm_neuron.execute.start_report import StartClock
+from vllm_neuron.graphs.graph_set import PreparedGraph
 from vllm_neuron.graphs.loaded_model import LoadedModel
-from vllm_neuron.graphs.prepare import CompiledGraph, GraphSet
 from vllm_neuron.host.cpu import check_features
 from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.model.step import StepModel
@@ -22,6 +23,13 @@ from vllm_neuron.runtime.iree import ALIGNMENT, IreeExecutable
 
 class BindingError(NeuronError, RuntimeError):
     """A graph expects an input that the loaded model does not have, or has in another shape or dtype."""
+
+
+class GraphSource(Protocol):
+    """Whoever prepares the graphs, while the weights load."""
+
+    def wait(self, loaded: LoadedModel) -> Sequence[PreparedGraph]:
+        """Every graph, ready to be bound to the ``loaded`` model."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +48,9 @@ class CompiledExecutor:
     """
 
     def __init__(
-        self, graphs: GraphSet, model: StepModel, model_inputs: Mapping[str, torch.Tensor], clock: StartClock
+        self, graphs: GraphSource, model: StepModel, model_inputs: Mapping[str, torch.Tensor], clock: StartClock
     ) -> None:
-        self._set = graphs
+        self._source = graphs
         self._model = model
         self._clock = clock
         self._inputs = dict(model_inputs)
@@ -54,8 +62,8 @@ class CompiledExecutor:
         Raises :class:`CacheMissError` in strict mode, for all misses at once.
         """
         with self._clock.phase("wait_for_graphs"):
-            inputs = {name: _spec(tensor) for name, tensor in self._inputs.items()}
-            graphs = self._set.wait(LoadedModel(self._model, inputs))
+            specs = {name: TensorSpec.of(tensor) for name, tensor in self._inputs.items()}
+            graphs = self._source.wait(LoadedModel(self._model, specs))
         with self._clock.phase("load_graphs"):
             self._graphs = {graph.bucket: self._load(graph) for graph in graphs}
         with self._clock.phase("try_new_graphs"):
@@ -78,7 +86,7 @@ class CompiledExecutor:
         (logits,) = graph.call()
         return logits
 
-    def _load(self, graph: CompiledGraph) -> _LoadedGraph:
+    def _load(self, graph: PreparedGraph) -> _LoadedGraph:
         abi = graph.entry.abi
         if len(graph.input_names) != len(abi.inputs):
             raise BindingError(
@@ -89,7 +97,7 @@ class CompiledExecutor:
         arguments = []
         for name, spec in zip(graph.input_names, abi.inputs, strict=True):
             if name.startswith("inputs."):
-                tensor = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
+                tensor = torch.zeros(spec.shape, dtype=spec.torch_dtype)
                 staging[name.removeprefix("inputs.")] = tensor
             else:
                 tensor = self._model_input(graph.bucket, name, spec)
@@ -101,7 +109,7 @@ class CompiledExecutor:
         tensor = self._inputs.get(name)
         if tensor is None:
             raise BindingError(f"{bucket.name} needs {name}, which the loaded model does not have")
-        found = _spec(tensor)
+        found = TensorSpec.of(tensor)
         if found != spec:
             raise BindingError(f"{bucket.name} needs {name} as {spec}; the loaded model has it as {found}")
         if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
@@ -110,7 +118,3 @@ class CompiledExecutor:
             # One copy for all buckets.
             tensor = self._inputs[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
         return tensor.detach()
-
-
-def _spec(tensor: torch.Tensor) -> TensorSpec:
-    return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

@@ -36,6 +36,6 @@ def staging(bucket: Bucket, block_size: int) -> Inputs:
 
 def allocate(spec: TensorSpec) -> torch.Tensor:
     """A zeroed tensor in a storage of its own, 64-byte aligned as torch's CPU allocations are."""
-    tensor = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
+    tensor = torch.zeros(spec.shape, dtype=spec.torch_dtype)
     assert tensor.data_ptr() % 64 == 0, "torch allocated unaligned memory"
     return tensor

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from vllm_neuron.abi import TensorSpec
 
 if TYPE_CHECKING:
-    from vllm_neuron.graphs.trace_cache import TracedGraph
+    from vllm_neuron.graphs.trace_cache import CapturedGraph
     from vllm_neuron.model.step import StepModel
 
 
@@ -21,10 +21,10 @@ class LoadedModel:
     inputs: Mapping[str, TensorSpec]
 
 
-def captured_model(traced: TracedGraph) -> dict[str, TensorSpec]:
+def captured_model(captured: CapturedGraph) -> dict[str, TensorSpec]:
     """The weights and KV caches of the model that a graph was captured from, read by it or not."""
-    read = zip(traced.input_names, traced.module.abi.inputs, strict=True)
-    return {name: spec for name, spec in read if not name.startswith("inputs.")} | traced.unread
+    read = zip(captured.input_names, captured.module.abi.inputs, strict=True)
+    return {name: spec for name, spec in read if not name.startswith("inputs.")} | captured.unread
 
 
 def difference(expected: Mapping[str, TensorSpec], where: str, loaded: Mapping[str, TensorSpec]) -> str | None:

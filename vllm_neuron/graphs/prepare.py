@@ -1,261 +1,233 @@
-"""The graphs of one start: recalled or captured, looked up and, where allowed, compiled, while the weights load."""
+"""The one way from a configuration to its graphs: recalled or captured, looked up and, where allowed, compiled.
+
+A server's start and a compile job differ in their policy alone.
+"""
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vllm_neuron import envs, metrics
-from vllm_neuron.abi import TensorSpec
-from vllm_neuron.cache.entry import Entry
-from vllm_neuron.cache.in_use import Claim
-from vllm_neuron.compile.miss_error import Miss, miss_error
-from vllm_neuron.compile.pipeline import Pipeline, Source
+from vllm_neuron import envs
+from vllm_neuron.cache.manifests import FoundManifest
+from vllm_neuron.cache.tiers import TieredCache
+from vllm_neuron.compile.pipeline import Pipeline, Publish, Resolution
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
-from vllm_neuron.errors import CacheError, CacheMissError, CaptureError, NeuronError
-from vllm_neuron.graphs.loaded_model import LoadedModel, captured_model, difference
+from vllm_neuron.compilers.base import check_compiler
+from vllm_neuron.errors import CacheError, CaptureError
+from vllm_neuron.graphs.pins import Hold, Pins
 from vllm_neuron.graphs.provenance import compile_command, provenance
-from vllm_neuron.graphs.trace_cache import TraceCache, TracedGraph, open_for_serving
+from vllm_neuron.graphs.trace_cache import CapturedGraph, OpenedTraceCache, open_for_compiling, open_for_serving
 from vllm_neuron.lowering import release
+from vllm_neuron.lowering.module import ModuleIdentity
 from vllm_neuron.model.buckets import Bucket, buckets_for, compiler_arguments
 from vllm_neuron.routes import Route
-from vllm_neuron.targets import better_target
+from vllm_neuron.targets import Target, compile_target, lookup_targets
 
 if TYPE_CHECKING:
-    from vllm_neuron.cache.manifests import FoundManifest
+    from vllm_neuron.model.step import StepModel
 
 logger = logging.getLogger("vllm.neuron.graphs")
 
 
 @dataclass(frozen=True)
-class CompiledGraph:
-    """One bucket's finished entry. ``input_names`` says, by position, what each input of its artifact is.
+class Policy:
+    """What a preparation of graphs may do, and what it owes.
 
-    ``fresh``: compiled in this start, and so never run before.
+    strict: what is in no tier is an error; nothing is compiled or published. publish: what is owed to the remote tiers,
+    of entries and of manifests. targets: what is looked up, best first. open_traces: opens the Precompile Cache.
+    route and level: None for the route in force and the configuration's optimization level.
     """
 
-    bucket: Bucket
-    entry: Entry
-    input_names: tuple[str, ...]
-    fresh: bool
+    strict: bool
+    publish: Publish
+    targets: tuple[Target, ...]
+    hold: Hold
+    open_traces: Callable[[Any, TieredCache], OpenedTraceCache]
+    route: Route | None = None
+    level: int | None = None
+
+    @classmethod
+    def serving(cls) -> Policy:
+        """A server's start: what it compiles it publishes if it can."""
+        strict = envs.strict()
+        publish = Publish.NONE if strict else Publish.BEST_EFFORT
+        return cls(strict, publish, tuple(lookup_targets()), Hold.EVERYTHING, open_for_serving)
+
+    @classmethod
+    def compiling(cls) -> Policy:
+        """A compile job, which owes everything to the remote tiers; a strict one only looks what is there."""
+        strict = envs.strict()
+        publish = Publish.NONE if strict else Publish.REQUIRED
+        hold = Hold.NOTHING if strict else Hold.NOTED
+        return cls(strict, publish, (compile_target(),), hold, open_for_compiling)
+
+    @classmethod
+    def comparing(cls, route: Route, level: int) -> Policy:
+        """One of several routes side by side, every graph of which is captured."""
+        opened = OpenedTraceCache(None, "the route is given")
+        return replace(cls.serving(), open_traces=lambda config, cache: opened, route=route, level=level)
 
 
-class GraphSet:
-    """Every bucket's graph, from manifest or capture to finished entry.
+@dataclass(frozen=True)
+class Recalled:
+    """A graph that need not be captured, and its entry where that has been looked up already."""
 
-    Create it before threads, gloo or IREE exist in this process: capture workers are forked here. They, and the
-    compilers, work in the background until :meth:`wait`. ``route`` and ``level`` are by default the route in force and
-    the configuration's optimization level; with a ``route``, every graph is captured.
+    found: FoundManifest
+    resolution: Resolution | None = None
+
+
+class Preparation:
+    """The graphs of one configuration, each from its manifest or its capture to a finished entry.
+
+    ``recalled``, ``captured`` and ``outcomes`` say by name of bucket how far they are. Raises :class:`ConfigError`
+    where ``policy`` can't be kept to, as all remote tiers are read-only, and :class:`CompileError` where a compiler
+    that it needs is missing; nothing has been captured then.
     """
 
-    def __init__(self, vllm_config: Any, route: Route | None = None, level: int | None = None) -> None:
-        self._start = time.monotonic()
+    def __init__(self, vllm_config: Any, policy: Policy) -> None:
         self._config = vllm_config
-        self._route = route
-        level = int(vllm_config.optimization_level) if level is None else level
-        self._pipeline = Pipeline.from_environment(level, compiler_arguments(vllm_config.additional_config))
-        self._pipeline.check_keys()
-        self._claim = Claim(self._pipeline.cache.local)
-        self._buckets = {bucket.name: bucket for bucket in buckets_for(vllm_config)}
-        opened = "the route is given" if route else open_for_serving(vllm_config, self._pipeline.cache)
-        self._traces = opened if isinstance(opened, TraceCache) else None
-        self._off_because = opened if isinstance(opened, str) else ""
-        self._recalled = {} if self._traces is None else self._recall(self._traces)
-        self._traced: dict[str, TracedGraph] = {}
-        self._outcomes: dict[str, GraphOutcome] = {}
-        self._failure: BaseException | None = None
-        to_capture = [bucket for name, bucket in self._buckets.items() if name not in self._recalled]
-        self._requests = chain(self._recalled_requests(), self._captured_requests(self._capture(to_capture)))
-        self._thread: threading.Thread | None = None
-        if not envs.DISABLE_GRAPH_CAPTURE.get():
-            self._thread = threading.Thread(target=self._resolve_all, name="neuron-graphs", daemon=True)
-            self._thread.start()
+        self._policy = policy
+        self.pipeline = Pipeline(
+            TieredCache.from_environment(),
+            compile_target(),
+            policy.targets,
+            int(vllm_config.optimization_level) if policy.level is None else policy.level,
+            strict=policy.strict,
+            publish=policy.publish,
+            compiler_args=compiler_arguments(vllm_config.additional_config),
+        )
+        if policy.publish is Publish.REQUIRED:
+            self.pipeline.cache.check_publishable()
+            check_compiler(self.pipeline.compile_for)
+        self.pipeline.check_keys()
+        self.buckets = {bucket.name: bucket for bucket in buckets_for(vllm_config)}
+        self.recalled: dict[str, Recalled] = {}
+        self.captured: dict[str, CapturedGraph] = {}
+        self.outcomes: dict[str, GraphOutcome] = {}
+        self.opened = OpenedTraceCache(None)
+        self.pins = Pins(self.pipeline.cache.local, policy.hold)
+        self._captures: Iterator[CapturedGraph] = iter(())
 
-    def wait(self, loaded: LoadedModel | None = None) -> list[CompiledGraph]:
-        """Every graph, ready to be loaded, in the order of the buckets.
+    def begin(self) -> None:
+        """Recall what can be recalled, and start to capture the rest.
 
-        A graph whose manifest or capture does not fit the ``loaded`` model is captured again, from that; in strict
-        mode, it raises :class:`CacheError`. Raises :class:`CacheMissError` that names every miss in strict mode; else
-        the first failure of capture or compilation.
+        Capture workers are forked here, and work until :meth:`run` has taken what they capture: before there are
+        threads, gloo or IREE in this process.
         """
-        if self._thread is None:
-            self._resolve_all()
-        else:
-            self._thread.join()
-        if self._failure is not None:
-            raise self._failure
-        if loaded is not None:
-            self._capture_misfits(loaded)
-        self._raise_errors()
-        self._report()
-        graphs = [self._compiled(bucket) for bucket in self._buckets.values()]
-        self._claim.settle(graph.entry.key for graph in graphs)
-        return graphs
+        self.opened = self._policy.open_traces(self._config, self.pipeline.cache)
+        self.recalled = self._recall()
+        self._captures = self._capture([bucket for name, bucket in self.buckets.items() if name not in self.recalled])
 
-    def facts(self) -> dict[str, Any]:
-        """For the start report: how many graphs came from where, and seconds of capture and of compilation."""
-        resolutions = [outcome.resolution for outcome in self._outcomes.values() if outcome.resolution]
-        compiled = [each for each in resolutions if each.source is Source.COMPILED]
-        return {
-            "target": self._pipeline.compile_for.name,
-            "graphs": {source.value: sum(each.source is source for each in resolutions) for source in Source},
-            "manifests": dict(Counter(found.tier for found in self._recalled.values())),
-            "captured": len(self._traced),
-            "capture_seconds": round(sum(traced.seconds for traced in self._traced.values()), 3),
-            "lookup_seconds": round(sum(each.seconds for each in resolutions if each not in compiled), 3),
-            "compile_seconds": round(sum(each.seconds for each in compiled), 3),
-            "tiers": {name: counters.to_json() for name, counters in self._pipeline.cache.counters.items()},
-        }
+    def run(self, on_outcome: Callable[[GraphOutcome], None] = lambda outcome: None) -> None:
+        """Resolve every graph, and keep its manifest. ``on_outcome`` is called in this thread, as they finish.
 
-    def _recall(self, traces: TraceCache) -> dict[str, FoundManifest]:
-        # In strict mode, what is in no tier is an error all the same: no capture would help.
-        pipeline = self._pipeline
-        return traces.usable(list(self._buckets.values()), lambda module: pipeline.strict or pipeline.has(module))
+        What the compiler or a tier refuses is in the outcome. Raises :class:`CaptureError` or
+        :class:`UnsupportedOpError` where a graph can't be captured.
+        """
+        self._resolve(self._requests(), on_outcome)
 
-    def _capture(self, buckets: Sequence[Bucket], loaded: LoadedModel | None = None) -> Iterator[TracedGraph]:
+    def capture_again(self, names: Sequence[str], loaded: StepModel) -> None:
+        """Put graphs that are captured from a loaded model in the place of those that there are.
+
+        In this process: it has threads by now, and can't fork.
+        """
+        for name in names:
+            self.recalled.pop(name, None)
+        captures = self._capture([self.buckets[name] for name in names], loaded)
+        self._resolve(map(self._captured_request, captures), lambda outcome: None)
+
+    def input_names(self, name: str) -> tuple[str, ...]:
+        """What each input of a graph's artifact is, by position."""
+        recalled = self.recalled.get(name)
+        return self.captured[name].input_names if recalled is None else recalled.found.manifest.inputs
+
+    def compile_command(self) -> str:
+        """The command line of the compile job for this configuration."""
+        return compile_command(self._config, self.pipeline.compile_for)
+
+    def close(self) -> None:
+        """The entries are not used any more."""
+        self.pins.close()
+
+    def _recall(self) -> dict[str, Recalled]:
+        traces, buckets = self.opened.traces, list(self.buckets.values())
+        if traces is None or not self.opened.recalls:
+            return {}
+        found = traces.recall(buckets)
+        usable = {name: recalled for name, each in found.items() if (recalled := self._usable(each)) is not None}
+        kept = {name: found[name] for name in usable}
+        logger.info("%s", traces.report(buckets, kept, lost=found.keys() - usable.keys()))
+        return usable
+
+    def _usable(self, found: FoundManifest) -> Recalled | None:
+        """None where there is nothing to use it for: what has to be compiled has to be captured, for the module."""
+        module = found.manifest.module
+        if self._policy.strict:
+            return Recalled(found)  # What is in no tier is an error all the same: no capture would help.
+        if self._policy.publish is not Publish.REQUIRED:
+            return Recalled(found) if self.pipeline.has(module) else None
+        # Not only told of by a tier, but fetched and verified: what is damaged there is to be made anew.
+        self._pin(module)
+        resolution = self.pipeline.lookup(module)
+        return None if resolution is None else Recalled(found, resolution)
+
+    def _capture(self, buckets: Sequence[Bucket], loaded: StepModel | None = None) -> Iterator[CapturedGraph]:
         if not buckets:
             return iter(())
         if not release.installed():
             raise CaptureError(
                 f"{', '.join(bucket.name for bucket in buckets)} can't be captured, because {release.PACKAGE} is not "
                 f"installed here, and there is no manifest to use instead "
-                f"({self._off_because or 'see the line about the Precompile Cache above'}). "
-                f"Run the compile job for this configuration: {self._compile_command()}"
+                f"({self.opened.off_because or 'see the line about the Precompile Cache above'}). "
+                f"Run the compile job for this configuration: {self.compile_command()}"
             )
-        from vllm_neuron.graphs import model_capture
+        # A start that captures nothing does not wait for what captures.
+        from vllm_neuron.graphs.capture_workers import capture_buckets, capture_here
 
         if loaded is not None:
-            return model_capture.trace_here(self._config, buckets, route=self._route, loaded=loaded.step_model)
-        return model_capture.trace(self._config, buckets, route=self._route)
+            return capture_here(self._config, buckets, self._policy.route, loaded)
+        return capture_buckets(self._config, buckets, self._policy.route)
 
-    def _recalled_requests(self) -> Iterator[GraphRequest]:
-        for name, found in self._recalled.items():
-            yield GraphRequest(name, found.manifest.module, provenance(self._config, self._buckets[name]))
+    def _requests(self) -> Iterator[GraphRequest]:
+        for name, recalled in self.recalled.items():
+            yield self._request(name, recalled.found.manifest.module, recalled.resolution)
+        yield from map(self._captured_request, self._captures)
 
-    def _captured_requests(self, traced: Iterator[TracedGraph]) -> Iterator[GraphRequest]:
-        for graph in traced:
-            self._traced[graph.bucket.name] = graph
-            yield GraphRequest(graph.bucket.name, graph.module, provenance(self._config, graph.bucket))
+    def _captured_request(self, graph: CapturedGraph) -> GraphRequest:
+        self.captured[graph.bucket.name] = graph
+        self._pin(graph.module)
+        return self._request(graph.bucket.name, graph.module)
 
-    def _resolve_all(self) -> None:
-        try:
-            self._resolve(self._requests)
-        except BaseException as error:
-            self._failure = error
+    def _request(self, name: str, module: ModuleIdentity, found: Resolution | None = None) -> GraphRequest:
+        return GraphRequest(name, module, provenance(self._config, self.buckets[name]), found)
 
-    def _resolve(self, requests: Iterator[GraphRequest]) -> None:
-        for outcome in resolve_all(self._pipeline, requests):
-            self._outcomes[outcome.request.name] = outcome
-            traced = self._traced.get(outcome.request.name)
-            if self._traces is not None and traced is not None and outcome.resolution is not None:
-                self._keep(self._traces, traced)
+    def _pin(self, module: ModuleIdentity) -> None:
+        self.pins.note(self.pipeline.key(module).digest)
 
-    def _keep(self, traces: TraceCache, traced: TracedGraph) -> None:
-        manifest = traces.keep(traced)
-        if not self._pipeline.strict:
+    def _resolve(self, requests: Iterator[GraphRequest], on_outcome: Callable[[GraphOutcome], None]) -> None:
+        def finished(outcome: GraphOutcome) -> None:
+            outcome = self._keep_manifest(outcome)
+            self.outcomes[outcome.request.name] = outcome
+            on_outcome(outcome)
+
+        resolve_all(self.pipeline, requests, finished)
+
+    def _keep_manifest(self, outcome: GraphOutcome) -> GraphOutcome:
+        """Publish it as its entry was, to the same tiers; ``outcome`` with the error where that was owed and failed."""
+        traces, name = self.opened.traces, outcome.request.name
+        if traces is None or outcome.resolution is None:
+            return outcome
+        recalled = self.recalled.get(name)
+        manifest = traces.keep(self.captured[name]) if recalled is None else recalled.found.manifest
+        required = self._policy.publish is Publish.REQUIRED
+        if required or (self._policy.publish is Publish.BEST_EFFORT and recalled is None):
             try:
                 traces.publish(manifest)
             except CacheError as error:
+                if required:
+                    return replace(outcome, error=error)
                 logger.warning("%s", error)
-
-    def _capture_misfits(self, loaded: LoadedModel) -> None:
-        reasons = {name: reason for name in self._outcomes if (reason := self._misfit(name, loaded.inputs))}
-        if not reasons:
-            return
-        lines = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        if self._pipeline.strict:
-            raise CacheError(self._strict_misfit(reasons, lines))
-        logger.warning("Captured again, because they do not fit the loaded model: %s", lines)
-        for name in reasons:
-            self._recalled.pop(name, None)
-        # In this process: it has threads by now, and must not fork.
-        self._resolve(self._captured_requests(self._capture([self._buckets[name] for name in reasons], loaded)))
-
-    def _strict_misfit(self, reasons: Mapping[str, str], lines: str) -> str:
-        if self._recalled.keys() >= reasons.keys():
-            return (
-                f"Strict mode: {len(reasons)} manifests do not fit the loaded model. {lines}. To replace them, remove "
-                f"{envs.get_neuron_precompile_cache_dir()} and run: "
-                f"{envs.CACHING_PRECOMPILE.name}=0 {self._compile_command()}"
-            )
-        return (
-            f"Strict mode: {len(reasons)} graphs do not fit the loaded model. {lines}. They were captured from what "
-            "the configuration and the headers of safetensors files tell, and loading this checkpoint made another "
-            f"model. Save it as safetensors, and run where it is: {self._compile_command()}"
-        )
-
-    def _misfit(self, name: str, model: Mapping[str, TensorSpec]) -> str | None:
-        if name in self._traced:
-            return difference(captured_model(self._traced[name]), "the captured model", model)
-        assert self._traces is not None, "only a trace cache recalls"
-        if not self._pipeline.strict and isinstance(self._outcomes[name].error, CacheMissError):
-            return "its artifact is in no tier any more"
-        return self._traces.misfit(self._recalled[name].manifest, self._buckets[name], model)
-
-    def _compiled(self, bucket: Bucket) -> CompiledGraph:
-        resolution = self._outcomes[bucket.name].resolution
-        assert resolution is not None, "errors have been raised"
-        found = self._recalled.get(bucket.name)
-        names = found.manifest.inputs if found else self._traced[bucket.name].input_names
-        return CompiledGraph(bucket, resolution.entry, names, resolution.source is Source.COMPILED)
-
-    def _raise_errors(self) -> None:
-        errors = [outcome for outcome in self._outcomes.values() if outcome.error is not None]
-        misses = [outcome for outcome in errors if isinstance(outcome.error, CacheMissError)]
-        for outcome in errors:
-            if outcome not in misses and outcome.error is not None:
-                raise outcome.error
-        if misses:
-            raise self._miss_error([outcome.request for outcome in misses])
-
-    def _miss_error(self, requests: list[GraphRequest]) -> NeuronError:
-        misses = [Miss(request.name, self._pipeline.key(request.module), request.provenance) for request in requests]
-        model, graphs = self._config.model_config.model, len(self._buckets)
-        return miss_error(self._pipeline.cache, model, misses, graphs, self._compile_command())
-
-    def _compile_command(self) -> str:
-        return compile_command(self._config, self._pipeline.compile_for)
-
-    def _report(self) -> None:
-        for name, outcome in self._outcomes.items():
-            found = outcome.resolution
-            metrics.set_compilation_time(name, found.seconds if found and found.source is Source.COMPILED else 0.0)
-        facts = self.facts()
-        logger.info(
-            "Graphs ready: %d in %.1f s (%d from the local tier, %d from the remote tier, %d compiled)",
-            len(self._outcomes),
-            time.monotonic() - self._start,
-            facts["graphs"]["local"],
-            facts["graphs"]["remote"],
-            facts["graphs"]["compiled"],
-        )
-        self._tell_of_better_target()
-        if self._off_because and not self._route:
-            logger.info(
-                "The Precompile Cache is off: %s. Capturing %d graphs took %.1f s of computing time, at each start",
-                self._off_because,
-                facts["captured"],
-                facts["capture_seconds"],
-            )
-
-    def _tell_of_better_target(self) -> None:
-        resolutions = [outcome.resolution for outcome in self._outcomes.values() if outcome.resolution]
-        for target in {resolution.target.name: resolution.target for resolution in resolutions}.values():
-            if (better := better_target(target)) is not None:
-                logger.info(
-                    "The graphs are for %s, and this host has the features of %s: artifacts that are compiled with "
-                    "--target %s may run faster here",
-                    target.name,
-                    better.name,
-                    better.name,
-                )
-        cache = self._pipeline.cache
-        for name, counters in cache.counters.items():
-            logger.info("Cache tier %s: %s", cache.local.root if name == cache.local.name else name, counters)
-            metrics.set_cache_tier(name, counters.to_json())
+        return outcome

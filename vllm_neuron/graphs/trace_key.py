@@ -172,11 +172,9 @@ def _additional(additional_config: Any) -> Any:
     """The buckets' own sizes are in each key; which others there are doesn't matter to a graph."""
     if not isinstance(additional_config, dict):
         return additional_config
-    left_out = {"neuron_config", "explicit_optimization_level"}
     neuron = {k: v for k, v in (additional_config.get("neuron_config") or {}).items() if k not in OPTIONS}
-    return {k: v for k, v in additional_config.items() if k not in left_out} | (
-        {"neuron_config": neuron} if neuron else {}
-    )
+    others = {k: v for k, v in additional_config.items() if k != "neuron_config"}
+    return others | ({"neuron_config": neuron} if neuron else {})
 
 
 def _versions() -> dict[str, str]:

@@ -9,7 +9,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from vllm_neuron.errors import CompileError
-from vllm_neuron.graphs.model_capture import Tracer
+from vllm_neuron.graphs.model_capture import ModelCapture
 from vllm_neuron.jobs.compile_only import compile_model
 from vllm_neuron.model.kv import kv_bytes_per_block, planned_blocks
 from vllm_neuron.model.step import StepModel
@@ -34,7 +34,7 @@ class CompileOnlyWorker(WorkerBase):
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """The model's shapes."""
-        self._step_model = Tracer(self.vllm_config).step_model
+        self._step_model = ModelCapture(self.vllm_config).step_model
 
     def get_model(self) -> nn.Module:
         """vLLM's model, without values."""

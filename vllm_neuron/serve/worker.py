@@ -33,7 +33,7 @@ from vllm_neuron.serve.lifetime import end_with_parent, ends_engine, free_at_exi
 from vllm_neuron.serve.runner import NeuronRunner
 
 if TYPE_CHECKING:
-    from vllm_neuron.graphs.prepare import GraphSet
+    from vllm_neuron.graphs.graph_set import GraphSet
 
 logger = logging.getLogger("vllm.neuron.worker")
 
@@ -59,11 +59,12 @@ class NeuronWorker(WorkerBase):
         self.device = torch.device("cpu")
         if not envs.CPU_MODE.get():
             # CPU mode loads nothing of the compiler.
-            from vllm_neuron.graphs.prepare import GraphSet
+            from vllm_neuron.graphs.graph_set import GraphSet
+            from vllm_neuron.graphs.prepare import Policy
 
             # Capture workers are forked here: before gloo and IREE have threads.
             with self._clock.phase("recall"):
-                self._graphs = GraphSet(self.vllm_config)
+                self._graphs = GraphSet(self.vllm_config, Policy.serving())
         end_with_parent()
         init_groups(self.vllm_config, self.rank, self.distributed_init_method, self.local_rank)
         set_random_seed(self.model_config.seed)
