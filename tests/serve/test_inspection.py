@@ -1,8 +1,10 @@
-"""Architectures whose modules import what is not installed: torchvision, for which there is a stand-in, and the rest."""
+"""Architectures whose modules import what is not installed: torchvision, which has a stand-in, and the rest."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import importlib.util
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -47,10 +49,6 @@ def test_an_architecture_that_cannot_be_inspected_is_one_line(results: dict[tupl
 
 
 def test_what_stands_in_for_torchvision_can_be_named_and_not_called() -> None:
-    import importlib.util
-    import subprocess
-    import sys
-
     if importlib.util.find_spec("torchvision") is not None:
         pytest.skip("torchvision is installed")
     program = """
