@@ -26,6 +26,7 @@ from vllm_neuron.graphs.model_capture import ModelCapture
 from vllm_neuron.graphs.trace_cache import CapturedGraph
 from vllm_neuron.host.cpu import usable_cores
 from vllm_neuron.model.buckets import Bucket
+from vllm_neuron.model.step import StepModel
 from vllm_neuron.routes import Route
 
 logger = logging.getLogger("vllm.neuron.capture")
@@ -55,9 +56,11 @@ def _logged(graphs: Iterator[CapturedGraph]) -> Iterator[CapturedGraph]:
         raise
 
 
-def capture_here(vllm_config: Any, buckets: Sequence[Bucket], route: Route | None = None) -> Iterator[CapturedGraph]:
-    """As :func:`capture_buckets`, in this process, one after the other."""
-    model = ModelCapture(vllm_config, route)
+def capture_here(
+    vllm_config: Any, buckets: Sequence[Bucket], route: Route | None = None, loaded: StepModel | None = None
+) -> Iterator[CapturedGraph]:
+    """As :func:`capture_buckets`, in this process, one after the other; of the ``loaded`` model, if there is one."""
+    model = ModelCapture(vllm_config, route, loaded)
     for bucket in buckets:
         yield _log_captured(model.capture(bucket))
 

@@ -81,12 +81,14 @@ def compare(vllm_config: Any, level: int | None, steps: int) -> ComparisonReport
     graphs: dict[Route, GraphSet] = {}
     for route in Route:
         graphs[route] = GraphSet(vllm_config, Policy.comparing(route, default_level(route) if level is None else level))
-        graphs[route].wait({})
+        graphs[route].wait()
     step_model = _load(vllm_config)
     blocks = planned_blocks(step_model, vllm_config)
     reference = EagerExecutor(step_model, *_caches(step_model, blocks))
     others = {
-        route.value: CompiledExecutor(found, model_inputs(step_model, *_caches(step_model, blocks)), StartClock())
+        route.value: CompiledExecutor(
+            found, step_model, model_inputs(step_model, *_caches(step_model, blocks)), StartClock()
+        )
         for route, found in graphs.items()
     }
     for executor in others.values():

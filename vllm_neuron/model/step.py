@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -16,6 +16,7 @@ from vllm_neuron.abi import InputName, TensorSpec, dtype_name
 from vllm_neuron.errors import UnsupportedError
 from vllm_neuron.model.attention import PagedStep, StepHolder
 from vllm_neuron.model.buckets import Bucket
+from vllm_neuron.model.constants import name_constants
 from vllm_neuron.model.mixtures import open_mixtures, unsupported_in_mixtures
 
 STEP_INPUTS = ("input_ids", "positions", "slot_mapping", "block_tables", "logits_indices")
@@ -46,6 +47,7 @@ class StepModel(nn.Module):
         self.model = model
         check_layers(model, vllm_config)
         open_mixtures(model)
+        name_constants(model)
         found: dict[str, Any] = vllm_config.compilation_config.static_forward_context
         self.layers = {name: layer for name, layer in found.items() if type(layer) is Attention}
         self.block_size: int = vllm_config.cache_config.block_size
@@ -54,10 +56,14 @@ class StepModel(nn.Module):
         self._forward_context = ForwardContext(found, cast(Any, self.holder), slot_mapping={})
         self.eval()
 
-    def context(self) -> AbstractContextManager[None]:
-        """vLLM's forward context for this model; capture and eager runs happen inside it."""
-        held: AbstractContextManager[None] = override_forward_context(self._forward_context)
-        return held
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """vLLM's forward context for this model; capture and eager runs happen inside it.
+
+        Functions that the model's code gives to ``torch.compile`` run as they are written.
+        """
+        with torch.compiler.set_stance("force_eager"), override_forward_context(self._forward_context):
+            yield
 
     def forward(
         self,
@@ -72,7 +78,8 @@ class StepModel(nn.Module):
         """Logits [seqs, vocabulary] of the rows ``logits_indices``; the caches are written in place."""
         caches = {name: (k_caches[i], v_caches[i]) for i, name in enumerate(self.layers)}
         self.holder.step = PagedStep(slot_mapping, positions, block_tables, caches, self.block_size)
-        hidden = self.model(input_ids, positions)
+        # As vLLM's own runners call it: some models have no defaults for what is None.
+        hidden = self.model(input_ids=input_ids, positions=positions, intermediate_tensors=None, inputs_embeds=None)
         self.holder.step = None
         logits: torch.Tensor = self._compute_logits(hidden.index_select(0, logits_indices))
         return logits

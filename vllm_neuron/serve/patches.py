@@ -94,7 +94,7 @@ def show_the_process() -> None:
 
     class WithTheProcess(multiprocess.MultiProcessCollector):
         def __init__(self, registry: CollectorRegistry, path: str | None = None) -> None:
-            super().__init__(registry, path)
+            super().__init__(registry, path)  # type: ignore[no-untyped-call]
             for collector in (ProcessCollector, PlatformCollector, GCCollector):
                 collector(registry=registry)
 

@@ -14,7 +14,9 @@ from vllm_neuron import envs, logs, metrics
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.execute.start_report import note_process_start
 from vllm_neuron.model import patches
+from vllm_neuron.model.stand_ins import stand_in_for_torchvision
 from vllm_neuron.serve import checks, command_line, lifetime
+from vllm_neuron.serve.inspection import shorten_inspection_errors
 from vllm_neuron.targets import compile_target
 
 WORKER = "vllm_neuron.serve.worker.NeuronWorker"
@@ -25,6 +27,8 @@ patches.set_vllm_variables()
 metrics.share()
 note_process_start()
 logs.set_level()
+stand_in_for_torchvision()
+shorten_inspection_errors()
 
 
 class NeuronPlatform(Platform):

@@ -205,7 +205,8 @@ class NeuronWorker(WorkerBase):
             return EagerExecutor(self._loaded(), k_caches, v_caches)
         from vllm_neuron.execute.compiled import CompiledExecutor
 
-        return CompiledExecutor(self._graphs, model_inputs(self._loaded(), k_caches, v_caches), self._clock)
+        model = self._loaded()
+        return CompiledExecutor(self._graphs, model, model_inputs(model, k_caches, v_caches), self._clock)
 
     def _log_start(self) -> None:
         graphs = {} if self._graphs is None else self._graphs.facts()
