@@ -7,12 +7,11 @@ are read and written here as the whole numbers that their bits are.
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Number = TypeVar("Number", Tensor, float)
 Pair = tuple[Tensor, Tensor]
 """A number as a sum of two ``float64``: the nearest one, and the rest."""
 
@@ -116,7 +115,7 @@ def exp2(x: Pair) -> Tensor:
     return torch.where(is_moderate, ldexp(total + rest, whole.to(torch.int64)), x[0].exp())
 
 
-def multiply(x: tuple[Number, Number], y: Pair | tuple[float, float]) -> tuple[Number, Number]:
+def multiply(x: Pair, y: Pair | tuple[float, float]) -> Pair:
     """The product of two sums of two numbers, each the nearest one and a rest."""
     product, error = _product(x[0], y[0])
     return _sum(product, error + (x[0] * y[1] + x[1] * y[0]))
@@ -136,7 +135,7 @@ def _product(x: Tensor, y: Tensor | float) -> Pair:
     return product, ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low
 
 
-def _halves(x: Number) -> tuple[Number, Number]:
+def _halves(x: Any) -> tuple[Any, Any]:
     scaled = x * _SPLITTER
     high = scaled - (scaled - x)
     return high, x - high
