@@ -81,8 +81,8 @@ def recall(case: dict[str, Any]) -> dict[str, Any]:
 
     from tests.support import changes
     from vllm_neuron.cache.tiers import TieredCache
-    from vllm_neuron.serve.buckets import buckets_for
-    from vllm_neuron.serve.trace_cache import TraceCache
+    from vllm_neuron.graphs.trace_cache import TraceCache
+    from vllm_neuron.model.buckets import buckets_for
 
     logging.getLogger("vllm.neuron").setLevel("INFO")
     changes.make(case.get("changes", {}))
@@ -126,12 +126,14 @@ def plan(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _facts(config: Any) -> dict[str, Any]:
+    from vllm.config.utils import replace
     from vllm.v1.engine import core_client
 
-    from vllm_neuron.serve.buckets import buckets_for
+    from vllm_neuron.model.buckets import buckets_for
 
     return {
         "level": int(config.optimization_level),
+        "level_when_made_again": int(replace(config).optimization_level),
         "buckets": [bucket.name for bucket in buckets_for(config)],
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "max_num_seqs": config.scheduler_config.max_num_seqs,
@@ -218,8 +220,7 @@ def main() -> None:
     import vllm.v1.engine.core  # noqa: F401
 
     if any(case["do"] == "plan" for case in cases):
-        import vllm_neuron.jobs.command_line
-        import vllm_neuron.serve.tracing  # noqa: F401
+        pass
 
     results = []
     for case in cases:

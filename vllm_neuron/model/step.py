@@ -12,11 +12,11 @@ from vllm.forward_context import ForwardContext, override_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
-from vllm_neuron.abi import TensorSpec
+from vllm_neuron.abi import InputName, TensorSpec, dtype_name
 from vllm_neuron.errors import UnsupportedError
-from vllm_neuron.serve.attention import PagedStep, StepHolder
-from vllm_neuron.serve.buckets import Bucket
-from vllm_neuron.serve.moe import open_mixtures
+from vllm_neuron.model.attention import PagedStep, StepHolder
+from vllm_neuron.model.buckets import Bucket
+from vllm_neuron.model.mixtures import open_mixtures
 
 STEP_INPUTS = ("input_ids", "positions", "slot_mapping", "block_tables", "logits_indices")
 
@@ -84,7 +84,7 @@ class StepModel(nn.Module):
         """K and V cache of each attention layer, in order: [num_blocks * kv heads * block_size, head dim]."""
         specs = []
         for layer in self.layers.values():
-            dtype, rows = _name(layer.kv_cache_torch_dtype), num_blocks * layer.num_kv_heads * self.block_size
+            dtype, rows = dtype_name(layer.kv_cache_torch_dtype), num_blocks * layer.num_kv_heads * self.block_size
             specs.append((TensorSpec(dtype, (rows, layer.head_size)), TensorSpec(dtype, (rows, layer.head_size_v))))
         return specs
 
@@ -98,9 +98,9 @@ def model_inputs(
     step_model: StepModel, k_caches: Sequence[torch.Tensor], v_caches: Sequence[torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Weights and caches by the names that they have as inputs of a graph: all that stays bound between steps."""
-    inputs = {f"weights.{name}": tensor for name, tensor in step_model.named_weights()}
+    inputs: dict[str, torch.Tensor] = {InputName.weight(name): each for name, each in step_model.named_weights()}
     for layer, (k_cache, v_cache) in enumerate(zip(k_caches, v_caches, strict=True)):
-        inputs |= {f"kv.{layer}.k": k_cache, f"kv.{layer}.v": v_cache}
+        inputs |= {InputName.kv(layer, "k"): k_cache, InputName.kv(layer, "v"): v_cache}
     return inputs
 
 
@@ -109,7 +109,3 @@ def _is_plain_attention(layer: Any) -> bool:
     if isinstance(layer, AttentionLayerBase) and type(layer) is not Attention:
         raise UnsupportedError(f"A model with layers of type {type(layer).__name__} is not supported")
     return type(layer) is Attention
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
