@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import UnsupportedOpError
 from vllm_neuron.lowering.indices import call, guard_indices, writes_nothing
+from vllm_neuron.lowering.promotion import promote
 from vllm_neuron.lowering.strided import replace_strided
 
 _aten = torch.ops.aten
@@ -26,6 +27,7 @@ def prepare(gm: GraphModule) -> Graph:
     """
     graph = Graph(owning_module=gm)
     graph.output(graph.graph_copy(gm.graph, {}))
+    promote(graph)
     for node in list(graph.nodes):
         if node.op == "call_function":
             _refuse_random(node)
