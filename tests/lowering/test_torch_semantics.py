@@ -243,7 +243,7 @@ MISFITS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", MISFITS)
 def test_a_number_that_does_not_fit_is_refused_as_in_eager(name: str, backend: str) -> None:
-    with pytest.raises(RuntimeError, match="cannot be converted to type .* without overflow") as eager:
+    with pytest.raises(RuntimeError, match=r"cannot be converted to type .* without overflow") as eager:
         MISFITS[name]()
     torch._dynamo.reset()
     with torch.no_grad(), pytest.raises(BackendCompilerFailed) as caught:

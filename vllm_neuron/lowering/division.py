@@ -28,7 +28,7 @@ def divide(x: Tensor, y: Number, *, rounding_mode: str | None = None) -> Any:
     if rounding_mode is None or not dtype.is_floating_point:
         return NotImplemented
     stepped = _stepped(dtype, y)
-    return (_operand(x, dtype, stepped) / _operand(y, dtype, stepped)).to(stepped).to(_wide(stepped)).trunc().to(dtype)
+    return _rounded(_operand(x, dtype, stepped) / _operand(y, dtype, stepped), stepped).trunc().to(dtype)
 
 
 def floor_divide(x: Number, y: Number) -> Tensor:
@@ -40,13 +40,9 @@ def floor_divide(x: Number, y: Number) -> Tensor:
         return quotient - _is_across(dividend - quotient * divisor, divisor).to(dtype)
     stepped = _stepped(dtype, y)
     dividend, divisor = (_operand(number, dtype, stepped) for number in (x, y))
-
-    def rounded(value: Tensor) -> Tensor:
-        return value.to(stepped).to(_wide(stepped))
-
     rest = _rest(dividend, divisor)
-    quotient = rounded(rounded(dividend - rest) / divisor)
-    quotient = torch.where(_is_across(rest, divisor), rounded(quotient - 1), quotient)
+    quotient = _rounded(_rounded(dividend - rest, stepped) / divisor, stepped)
+    quotient = torch.where(_is_across(rest, divisor), _rounded(quotient - 1, stepped), quotient)
     floor = quotient.floor()
     floor = torch.where(quotient - floor > 0.5, floor + 1, floor)
     plain = dividend / divisor
@@ -73,6 +69,23 @@ def _stepped(dtype: torch.dtype, divisor: Number) -> torch.dtype:
     """The dtype that torch rounds every step to: by one number, 16-bit floats are divided in 32 bits."""
     alone = not isinstance(divisor, Tensor) or not divisor.dim()
     return torch.float32 if dtype in _HALF and alone else dtype
+
+
+def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """``value`` rounded to ``dtype``, and still of 32 bits where that has 16.
+
+    In integers, because IREE leaves out a conversion to 16 bits that is followed by the one back.
+    """
+    if dtype not in _HALF:
+        return value
+    bits = value.view(torch.int32)
+    dropped = 16 if dtype == torch.bfloat16 else 13
+    even = (bits >> dropped) & 1
+    nearest = ((bits + ((1 << dropped - 1) - 1) + even) & -(1 << dropped)).view(torch.float32)
+    if dtype == torch.float16:
+        nearest = torch.where(value.abs() < 2.0**-14, (value * 2.0**24).round() * 2.0**-24, nearest)
+        nearest = torch.where(nearest.abs() < 2.0**16, nearest, nearest * float("inf"))
+    return torch.where(value.isnan(), value, nearest)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
