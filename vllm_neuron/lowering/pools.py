@@ -1,4 +1,4 @@
-"""Pools beyond what torch-mlir has: the places of the maxima, and averages with another divisor than the window's size.
+"""Pools: of maxima, with their places; and averages with another divisor than the window's size, or in part windows.
 
 A window is looked at one dimension after the other, last dimension first, so that there are as many steps as the sides
 of the window add up to.
@@ -6,7 +6,8 @@ of the window add up to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,13 +69,29 @@ def pad(x: Tensor, windows: Sequence[Axis], value: float) -> Tensor:
     return _aten.constant_pad_nd.default(x, around, value) if any(around) else x
 
 
-def places_of_maxima(x: Tensor, windows: Sequence[Axis]) -> Tensor:
-    """The place of each window's maximum in the input's last dimensions: the first one, or that of the last NaN."""
+def maxima(
+    dims: int,
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Each window's maximum, and its place in the input's last ``dims`` dimensions."""
+    windows = axes(x, dims, kernel_size, stride, padding, dilation, ceil_mode)
+    least = float("-inf") if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
+    padded = pad(x, windows, least)
+    # Apart from the places, which nobody may ask for.
+    return _folded(torch.maximum, padded, windows), _places(x, padded, windows)
+
+
+def _places(x: Tensor, best: Tensor, windows: Sequence[Axis]) -> Tensor:
+    """The place of the first maximum, or of the last NaN."""
     shape = x.shape[-len(windows) :]
     places = torch.arange(shape.numel(), dtype=torch.int32, device=x.device).view(shape).expand(x.shape)
-    least = float("-inf") if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
-    best, place = pad(x, windows, least), pad(places, windows, -1)
-    for dim in range(x.dim() - 1, x.dim() - 1 - len(windows), -1):
+    place = pad(places, windows, -1)
+    for dim in range(x.dim() - len(windows), x.dim())[::-1]:
         axis = windows[dim - x.dim()]
         (best, place), *others = zip(axis.steps(best, dim), axis.steps(place, dim), strict=True)
         for value, there in others:
@@ -94,14 +111,13 @@ def average(op: OpOverload, dims: int, x: Tensor, *arguments: Any, **options: An
     windows = axes(x, dims, kernel, given.get("stride"), padding, 1, ceil_mode)
     if divisor is None and (counts_padding or not any(axis.padding for axis in windows)) and not ceil_mode:
         return NotImplemented
-    total = _sums(pad(x, windows, 0), windows)
+    total = _folded(torch.add, pad(x, windows, 0), windows)
     return total / (divisor if divisor is not None else _elements(x, windows, counts_padding))
 
 
-def _sums(padded: Tensor, windows: Sequence[Axis]) -> Tensor:
-    for dim in range(padded.dim() - 1, padded.dim() - 1 - len(windows), -1):
-        first, *others = windows[dim - padded.dim()].steps(padded, dim)
-        padded = sum(others, first)
+def _folded(function: Callable[[Tensor, Tensor], Tensor], padded: Tensor, windows: Sequence[Axis]) -> Tensor:
+    for dim in range(padded.dim() - len(windows), padded.dim())[::-1]:
+        padded = functools.reduce(function, windows[dim - padded.dim()].steps(padded, dim))
     return padded
 
 
@@ -115,4 +131,4 @@ def _elements(x: Tensor, windows: Sequence[Axis], counts_padding: bool) -> Tenso
         for axis, left in reversed(list(zip(windows, beside, strict=True)))
         for number in (left, axis.right - (axis.padding if counts_padding else 0))
     ]
-    return _sums(_aten.constant_pad_nd.default(ones, around, 0), windows)
+    return _folded(torch.add, _aten.constant_pad_nd.default(ones, around, 0), windows)

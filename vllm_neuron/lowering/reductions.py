@@ -50,7 +50,7 @@ def reductions(table: dict[OpOverload, Rule]) -> dict[OpOverload, Rule]:
         **{op: _widened(op) for op in wide},
         **{op: _in_32_bits(op) for op in (a.amax.default, a.amin.default, a.max.default, a.min.default)},
         **{op: _of_truths(op) for op in (a.any.default, a.any.dim, a.any.dims, a.all.default, a.all.dim, a.all.dims)},
-        **{op: first_of(_in_32_bits(op), functools.partial(_pool, op, dims)) for op, dims in maxima.items()},
+        **{op: first_of(_in_32_bits(op), functools.partial(pools.maxima, dims)) for op, dims in maxima.items()},
         **{
             op: first_of(_widened(op), functools.partial(pools.average, op, dims), table.get(op))
             for op, dims in averages.items()
@@ -180,29 +180,3 @@ def _variance(
         return NotImplemented
     results = op(x.to(torch.float32), dim, correction=correction, keepdim=keepdim)
     return tree_map(lambda one: one.to(x.dtype), results)
-
-
-def _pool(
-    op: OpOverload,
-    dims: int,
-    x: Tensor,
-    kernel_size: list[int],
-    stride: list[int] | None = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> Any:
-    """The maxima by the operator itself, of an input that ends where its last window does; their places beside them.
-
-    torch-mlir does not give a window that is not whole its place, and IREE fails on a volume of which something is left
-    over.
-    """
-    windows = pools.axes(x, dims, kernel_size, stride, padding, dilation, ceil_mode)
-    least = float("-inf") if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
-    if ceil_mode or any(axis.right != axis.padding for axis in windows):
-        padded, beside = pools.pad(x, windows, least), [0] * dims
-    else:
-        padded, beside = x, [axis.padding for axis in windows]
-    kernel, stride, dilation = ([getattr(one, side) for one in windows] for side in ("kernel", "stride", "dilation"))
-    maxima: Tensor = op(padded, kernel, stride, beside, dilation)[0]
-    return maxima, pools.places_of_maxima(x, windows)
