@@ -228,7 +228,6 @@ MISFITS: dict[str, Callable[[], Any]] = {
     "full_like": lambda: torch.full_like(BYTES, 300),
     "fill": lambda: BYTES.clone().fill_(300),
     "masked_fill": lambda: BYTES.masked_fill(BYTES > 1, 300),
-    "masked_fill of f16": lambda: HALVES.masked_fill(HALVES > 1, -1e9),
     "where": lambda: torch.where(BYTES > 1, BYTES, 300),
     "clamp": lambda: BYTES.clamp(max=300),
     "clamp of f16": lambda: HALVES.clamp(max=1e6),

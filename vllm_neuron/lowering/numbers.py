@@ -30,6 +30,8 @@ _POSITIONS: dict[Any, tuple[int, ...]] = {
     _aten.sub.Tensor: (),
     _aten.rsub.Scalar: (2,),
 }
+# Of these, eager PyTorch lets a single element overflow to infinity.
+_FILLS = frozenset({_aten.full.default, _aten.full_like.default, _aten.new_full.default, _aten.scalar_tensor.default})
 # Eager PyTorch takes a power of these dtypes to any exponent.
 _ANY_POWER = (torch.float32, torch.float64)
 
@@ -42,18 +44,19 @@ def misfit(node: Node) -> str | None:
     if node.target is _aten.pow.Tensor_Scalar and value.dtype in _ANY_POWER:
         return None
     numbers = [node.args[place] for place in _POSITIONS[node.target] if place < len(node.args)]
+    count = min(value.numel(), 2) if node.target in _FILLS else 2
     for number in (*numbers, node.kwargs.get("alpha")):
-        if isinstance(number, bool | int | float) and (said := _refused(number, value.dtype)):
+        if isinstance(number, bool | int | float) and (said := _refused(number, value.dtype, count)):
             return said
     return None
 
 
 @functools.cache
-def _refused(number: float, dtype: torch.dtype) -> str | None:
+def _refused(number: float, dtype: torch.dtype, count: int) -> str | None:
     try:
         # Dynamo compiles while its own fake mode is active, which converts nothing.
         with _disable_current_modes():
-            torch.full((), number, dtype=dtype)
+            torch.full((count,), number, dtype=dtype)
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return None
