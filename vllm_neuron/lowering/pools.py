@@ -54,8 +54,13 @@ def axes(
     x: Tensor, dims: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1, ceil_mode: bool = False
 ) -> list[Axis]:
     """The windows along each of the last ``dims`` dimensions of ``x``."""
-    each = [_each(value, dims) for value in (kernel, stride or kernel, padding, dilation)]
-    return [Axis(*values, ceil_mode=ceil_mode) for values in zip(x.shape[-dims:], *each, strict=True)]
+    kernels, strides, paddings, dilations = (
+        _each(value, dims) for value in (kernel, stride or kernel, padding, dilation)
+    )
+    each = zip(x.shape[-dims:], kernels, strides, paddings, dilations, strict=True)
+    return [
+        Axis(size, kernel, stride, padding, dilation, ceil_mode) for size, kernel, stride, padding, dilation in each
+    ]
 
 
 def _each(value: Any, dims: int) -> list[int]:
