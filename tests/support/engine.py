@@ -128,9 +128,12 @@ def plan(case: dict[str, Any]) -> dict[str, Any]:
 def _facts(config: Any) -> dict[str, Any]:
     from vllm.v1.engine import core_client
 
+    from vllm_neuron.graphs.provenance import compile_command
     from vllm_neuron.model.buckets import buckets_for
+    from vllm_neuron.targets import resolve_target
 
     return {
+        "command": compile_command(config, resolve_target("cpu")),
         "level": int(config.optimization_level),
         "buckets": [bucket.name for bucket in buckets_for(config)],
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
