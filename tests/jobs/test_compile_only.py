@@ -208,9 +208,8 @@ def test_a_job_that_can_publish_nowhere_is_refused_before_anything_is_captured(s
         VLLM_CACHE_ROOT=tmp_path / "root",
     )
     assert job.returncode == 2
-    (line,) = (line for line in job.stderr.splitlines() if ": error: " in line)
+    (line,) = (job.stdout + job.stderr).splitlines()  # Not a word of vLLM, which is not even imported.
     assert f"every remote cache is read-only ({site.remote}). Name one that can be written to" in line
-    assert "Captured" not in job.stdout + job.stderr
 
 
 @pytest.mark.slow

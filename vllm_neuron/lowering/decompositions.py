@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from vllm_neuron.lowering.powers import powers
 from vllm_neuron.lowering.reductions import reductions
 
 _aten = torch.ops.aten
@@ -50,9 +51,10 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
     from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 
     table = get_decomposition_table()
+    table |= reductions(table)
     return {
         **table,
-        **reductions(table),
+        **powers(table),
         _aten.topk.default: _topk,
         _aten.sort.stable: _sort_stable,
         _aten.cumprod.default: _cumprod,
