@@ -146,9 +146,12 @@ def _facts(config: Any) -> dict[str, Any]:
     from vllm.config.utils import replace
     from vllm.v1.engine import core_client
 
+    from vllm_neuron.graphs.provenance import compile_command
     from vllm_neuron.model.buckets import buckets_for
+    from vllm_neuron.targets import resolve_target
 
     return {
+        "command": compile_command(config, resolve_target("cpu")),
         "level": int(config.optimization_level),
         "level_when_made_again": int(replace(config).optimization_level),
         "buckets": [bucket.name for bucket in buckets_for(config)],

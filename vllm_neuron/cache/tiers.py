@@ -74,6 +74,8 @@ class TieredCache:
         self._on_bytes = on_bytes
         self.remotes = list(remotes)
         self._missed: set[tuple[str, str]] = set()
+        self.failures: dict[str, str] = {}
+        """By key: why the remote tier that was asked last for it could not give it, where that was a failure."""
         self.counters = {name: TierCounters() for name in (local.name, *(remote.name for remote in self.remotes))}
 
     @classmethod
@@ -198,12 +200,14 @@ class TieredCache:
             )
         except (OSError, CacheError) as error:
             counters.failures += 1
+            self.failures[key] = f"{remote.name}: {error}"
             # One warning for a store that is down, not one for every key.
             level = logging.DEBUG if isinstance(error, RemoteDownError) else logging.WARNING
             logger.log(level, "Key %s can't be had from the remote cache %s: %s", key, remote.name, error)
             return None
         finally:
             counters.seconds += time.perf_counter() - start
+        self.failures.pop(key, None)
         counters.hits += 1
         counters.fetches += 1
         counters.bytes += metadata.size

@@ -28,6 +28,7 @@ from vllm_neuron.cache.metadata import (
 from vllm_neuron.cache.store import index
 from vllm_neuron.cache.store.base import STREAMS, Head
 from vllm_neuron.cache.store.index import INDEX
+from vllm_neuron.cache.store.proxies import proxy_for, proxy_login, proxy_name
 from vllm_neuron.cache.store.retry import retried
 from vllm_neuron.errors import CacheError
 
@@ -35,7 +36,8 @@ _MAX_INDEX_BYTES = 64 << 20
 _CONNECT_SECONDS, _READ_SECONDS = 5, 20
 _THERE = 200
 _ABSENT = (404, 410)
-_REFUSED = (401, 403)
+_UNAUTHORIZED, _FORBIDDEN, _NO_PROXY_LOGIN = 401, 403, 407
+_UNTOLD = ": it is absent, or not to be read from here; a server that shows no lists does not tell which"
 
 
 class HttpStore:
@@ -52,6 +54,7 @@ class HttpStore:
         self._auth = unquote(user) or None
         self._pools: dict[int, Any] = {}
         self.name = urlunsplit((parts.scheme.lower(), host, parts.path.rstrip("/"), "", ""))
+        self._proxy = proxy_for(self.name)
 
     def exists(self) -> bool:
         """See ``Reader``."""
@@ -60,10 +63,10 @@ class HttpStore:
     def head(self, key: str) -> Head | None:
         """See ``Reader``."""
         try:
-            marker = self.read(f"{key}/{COMPLETE_MARKER}", MAX_MARKER_BYTES)
+            marker = self._small(f"{key}/{COMPLETE_MARKER}", MAX_MARKER_BYTES)
             if marker is None:
                 return None
-            data = self.read(f"{key}/{METADATA_FILE}", MAX_METADATA_BYTES)
+            data = self._small(f"{key}/{METADATA_FILE}", MAX_METADATA_BYTES)
             if data is None:
                 raise files.NotAsExpected(f"{METADATA_FILE} is missing")
             if marker != marker_of(data):
@@ -76,9 +79,15 @@ class HttpStore:
         return Head(found, key, data, signature_path=f"{key}/{SIGNATURE_FILE}")
 
     def read(self, path: str, limit: int) -> bytes | None:
-        """See ``Reader``."""
-        with self._open(path) as response:
-            if response.status in _ABSENT:
+        """See ``Reader``. What the server refuses counts as absent: nothing that is needed is read this way.
+
+        Where it refuses everything, who looks for an entry is told.
+        """
+        return self._small(path, limit, optional=True)
+
+    def _small(self, path: str, limit: int, *, optional: bool = False) -> bytes | None:
+        with self._open(path, optional=optional) as response:
+            if response.status != _THERE:
                 return None
             data = bytes(response.read(limit + 1))
         if len(data) > limit:
@@ -104,7 +113,7 @@ class HttpStore:
 
     def names(self, folder: str) -> list[str]:
         """See ``Reader``. As the published index says; raises ``CacheError`` where there is none."""
-        text = self.read(INDEX, _MAX_INDEX_BYTES)
+        text = self._small(INDEX, _MAX_INDEX_BYTES)
         if text is None:
             raise CacheError(
                 f"{self.name} has no {INDEX}; run `vllm-neuron cache index` over the folder that the server shows"
@@ -115,22 +124,32 @@ class HttpStore:
             raise CacheError(f"{self.name}/{INDEX} is damaged: {error!r}") from error
 
     @contextmanager
-    def _open(self, path: str) -> Iterator[Any]:
-        """The answer to a GET: what is there, or that nothing is. Everything else is an ``OSError``."""
+    def _open(self, path: str, *, optional: bool = False) -> Iterator[Any]:
+        """The answer to a GET: what is there, or that nothing is. Everything else is an ``OSError``.
+
+        A store that must not be listed refuses what is absent as it does what is forbidden: with ``optional``, both are
+        absent.
+        """
         import urllib3
 
         headers = urllib3.make_headers(basic_auth=self._auth) | {"Accept-Encoding": "identity"}
         try:
             response = self._pool().request("GET", f"{self.name}/{path}", headers=headers, preload_content=False)
             try:
-                if response.status != _THERE and response.status not in _ABSENT:
-                    kind = errno.EACCES if response.status in _REFUSED else errno.EIO
-                    raise OSError(kind, f"HTTP status {response.status} {response.reason}", path)
+                accepted = (_THERE, *_ABSENT, *((_FORBIDDEN,) if optional else ()))
+                if response.status not in accepted:
+                    lasting = response.status in (_UNAUTHORIZED, _FORBIDDEN, _NO_PROXY_LOGIN)
+                    kind = errno.EACCES if lasting else errno.EIO
+                    more = _UNTOLD if response.status == _FORBIDDEN else ""
+                    if response.status == _NO_PROXY_LOGIN and self._proxy:
+                        more = f" by the proxy {proxy_name(self._proxy)}"
+                    raise OSError(kind, f"HTTP status {response.status} {response.reason}{more}", path)
                 yield response
             finally:
                 response.close()
         except urllib3.exceptions.HTTPError as error:
-            raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path) from error
+            through = f" (through the proxy {proxy_name(self._proxy)})" if self._proxy else ""
+            raise OSError(errno.EIO, f"{type(error).__name__}: {error}{through}", path) from error
 
     def _pool(self) -> Any:
         """Connections of this process: a forked child has its own."""
@@ -139,11 +158,16 @@ class HttpStore:
         process = os.getpid()
         if process not in self._pools:
             # No retries but redirects: who calls asks again, for every kind of store alike.
-            self._pools[process] = urllib3.PoolManager(
-                maxsize=STREAMS,
-                timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS),
-                retries=urllib3.Retry(connect=0, read=0, status=0, other=0, redirect=3),
-            )
+            limits: dict[str, Any] = {
+                "maxsize": STREAMS,
+                "timeout": urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS),
+                "retries": urllib3.Retry(connect=0, read=0, status=0, other=0, redirect=3),
+            }
+            if self._proxy is None:
+                self._pools[process] = urllib3.PoolManager(**limits)
+            else:
+                login = urllib3.make_headers(proxy_basic_auth=proxy_login(self._proxy))
+                self._pools[process] = urllib3.ProxyManager(proxy_name(self._proxy), proxy_headers=login, **limits)
         return self._pools[process]
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from vllm_neuron.cache.store.base import Stored
+from vllm_neuron.cache.store.proxies import s3_proxies
 from vllm_neuron.errors import ConfigError
 
 _CONNECT_SECONDS, _READ_SECONDS = 5, 20
+_S3_ENDPOINT = "https://s3.amazonaws.com"
 _S3 = ("s3", "s3a")
 _BEYOND_THE_END = "InvalidRange"
 _CHANGED = ("PreconditionFailed", "ConditionalRequestConflict")
@@ -123,6 +126,7 @@ class ObjectClient:
             "connect_timeout": _CONNECT_SECONDS,
             "read_timeout": _READ_SECONDS,
             "retries": {"max_attempts": 1},
+            **s3_proxies(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or _S3_ENDPOINT),
         }
         store = fsspec.filesystem("s3", config_kwargs=limits, use_listings_cache=False)
         store.retries = 1  # Who calls asks again, for every kind of store alike.
