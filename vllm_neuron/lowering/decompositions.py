@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from vllm_neuron.lowering import sorting
 from vllm_neuron.lowering.reductions import reductions
 
 _aten = torch.ops.aten
@@ -53,8 +54,9 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
     return {
         **table,
         **reductions(table),
-        _aten.topk.default: _topk,
-        _aten.sort.stable: _sort_stable,
+        _aten.topk.default: sorting.topk,
+        _aten.sort.default: sorting.sort,
+        _aten.sort.stable: sorting.sort_stable,
         _aten.cumprod.default: _cumprod,
         _aten.cumsum.default: _cumsum,
         _aten.searchsorted.Tensor: _searchsorted,
@@ -73,21 +75,6 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
         **{scalar: _with_tensor(tensor) for scalar, tensor in _BITWISE.items()},
         **{compare: _of_different_sign(compare) for compare in _COMPARISONS},
     }
-
-
-def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    if x.dim() == 0:
-        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    values, indices = _aten.sort.default(x, dim, largest)
-    return values.narrow(dim, 0, k).contiguous(), indices.narrow(dim, 0, k).contiguous()
-
-
-def _sort_stable(
-    x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> tuple[Tensor, Tensor]:
-    # Every sort is made stable when it is lowered.
-    result: tuple[Tensor, Tensor] = _aten.sort.default(x, dim, descending)
-    return result
 
 
 def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
