@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from vllm_neuron.lowering import sorting
+from vllm_neuron.lowering import recurrent, scatters, sorting, special
 from vllm_neuron.lowering.reductions import reductions
 
 _aten = torch.ops.aten
@@ -57,6 +57,19 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
         _aten.topk.default: sorting.topk,
         _aten.sort.default: sorting.sort,
         _aten.sort.stable: sorting.sort_stable,
+        _aten.scatter_reduce.two: scatters.scatter_reduce,
+        _aten.scatter.reduce: scatters.scatter,
+        _aten.scatter.value_reduce: scatters.scatter,
+        _aten.index_reduce.default: scatters.index_reduce,
+        _aten.put.default: scatters.put,
+        _aten._embedding_bag.default: scatters.embedding_bag,
+        _aten._embedding_bag_forward_only.default: scatters.embedding_bag,
+        _aten.mkldnn_rnn_layer.default: recurrent.lstm_layer,
+        _aten.erfc.default: special.erfc,
+        _aten.lgamma.default: special.lgamma,
+        _aten.hypot.default: special.hypot,
+        _aten._cdist_forward.default: special.cdist,
+        _aten._euclidean_dist.default: special.euclidean,
         _aten.cumprod.default: _cumprod,
         _aten.cumsum.default: _cumsum,
         _aten.searchsorted.Tensor: _searchsorted,

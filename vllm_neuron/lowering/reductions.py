@@ -50,7 +50,7 @@ def reductions(table: dict[OpOverload, Rule]) -> dict[OpOverload, Rule]:
         **{op: _widened(op) for op in wide},
         **{op: _in_32_bits(op) for op in (a.amax.default, a.amin.default, a.max.default, a.min.default)},
         **{op: _of_truths(op) for op in (a.any.default, a.any.dim, a.any.dims, a.all.default, a.all.dim, a.all.dims)},
-        **{op: first_of(_in_32_bits(op), functools.partial(_pool, op, dims)) for op, dims in pools.items()},
+        **{op: first_of(_as_floats(op), functools.partial(_pool, op, dims)) for op, dims in pools.items()},
         a.max.dim: first_of(_of_one(a.max.dim), _in_32_bits(a.max.dim), functools.partial(_extreme, torch.amax)),
         a.min.dim: first_of(_of_one(a.min.dim), _in_32_bits(a.min.dim), functools.partial(_extreme, torch.amin)),
         a.argmax.default: first_of(
@@ -94,6 +94,21 @@ def _in_32_bits(op: OpOverload) -> Rule:
         return tree_map(lambda one: one.to(x.dtype) if one.dtype == torch.int32 else one, results)
 
     return in_32_bits
+
+
+def _as_floats(op: OpOverload) -> Rule:
+    """Of integers of 8 and 16 bits, as ``float32``, which holds each of their values.
+
+    torch-mlir ends the process on a pool of ``int8``, and has none with places of integers.
+    """
+
+    def as_floats(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.dtype not in (torch.uint8, torch.int8, torch.int16):
+            return NotImplemented
+        values, places = op(x.to(torch.float32), *args, **kwargs)
+        return values.to(x.dtype), places
+
+    return as_floats
 
 
 def _of_truths(op: OpOverload) -> Rule:

@@ -84,9 +84,10 @@ def _max_pool(
     dilation: Any = (1,),
     ceil: bool = False,
 ) -> Array:
-    if any(value != 1 for value in dilation):
-        raise call.unsupported("dilation")
+    if x.dtype == jnp.bool_:
+        raise call.unsupported("truth values")
     windows = _windows(x, size, stride, padding, ceil, call)
+    windows["window_dilation"] = (*[1] * (x.ndim - len(size)), *_each(dilation, len(size)))
     least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min  # type: ignore[no-untyped-call]
     result: Array = lax.reduce_window(x, jnp.asarray(least, x.dtype), lax.max, **windows)
     return result
@@ -130,6 +131,7 @@ TABLE: dict[OpOverload, Operator] = {
     _aten.convolution.default: _convolution,
     _aten.max_pool2d.default: _max_pool,
     _aten.max_pool2d_with_indices.default: _max_pool_with_indices,
+    _aten.max_pool3d_with_indices.default: _max_pool_with_indices,
     _aten.avg_pool1d.default: _average_pool,
     _aten.avg_pool2d.default: _average_pool,
 }
