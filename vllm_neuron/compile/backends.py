@@ -30,8 +30,9 @@ from vllm_neuron.compile.outputs import View, take_outputs
 from vllm_neuron.compile.pipeline import Pipeline, Source
 from vllm_neuron.compile.specialize import Specializer, is_dynamic, take_floats
 from vllm_neuron.errors import ConfigError, UnsupportedError
+from vllm_neuron.lowering.boundary import with_carriers
 from vllm_neuron.lowering.canonical import CanonicalGraph, canonicalize
-from vllm_neuron.lowering.carriers import carried, restored, with_carriers
+from vllm_neuron.lowering.carriers import carried, restored
 from vllm_neuron.lowering.decompositions import decomposition_table
 from vllm_neuron.routes import Route, check_available, current_route, default_level, lower, warn_of_deprecation
 from vllm_neuron.runtime.cpu import check_features
@@ -40,8 +41,8 @@ from vllm_neuron.targets import compile_target
 
 logger = logging.getLogger("vllm.neuron.backends")
 logs.set_level()
-# Dynamo (PyTorch 2.13) refuses LSTM, GRU and RNN modules unless this is set, as torch.export sets it for itself. It asks
-# before it calls a backend, so it is set where the backends are looked up.
+# Dynamo (PyTorch 2.13) refuses LSTM, GRU and RNN modules unless this is set, as torch.export sets it for itself. It
+# asks before it calls a backend, so it is set where the backends are looked up.
 torch._dynamo.config.allow_rnn = True
 
 Compiled = Callable[..., Any]

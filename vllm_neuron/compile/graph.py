@@ -18,8 +18,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import CaptureError
+from vllm_neuron.lowering.boundary import with_carriers
 from vllm_neuron.lowering.canonical import CanonicalGraph, canonicalize
-from vllm_neuron.lowering.carriers import with_carriers
 from vllm_neuron.lowering.decompositions import decomposition_table
 
 Forward = Callable[[dict[str, torch.Tensor]], torch.Tensor]

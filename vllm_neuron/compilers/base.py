@@ -200,8 +200,13 @@ def _failure(compiler: Compiler, job: Job, result: Result | None) -> CompileErro
         advice = f"If it was making progress, raise {envs.COMPILER_TIMEOUT.name}"
     operation = _operation(first_error, log.parent)
     cause = first_error or tail.rpartition("\n")[2]
-    parts = [f"{compiler.name} {_ending(job, result)}", operation and f"At {operation}",
-             cause and f"First error: {cause}", advice or (_memory_advice() if killed else _REPORT), f"Log: {job['log']}"]  # fmt: skip
+    parts = [
+        f"{compiler.name} {_ending(job, result)}",
+        operation and f"At {operation}",
+        cause and f"First error: {cause}",
+        advice or (_memory_advice() if killed else _REPORT),
+        f"Log: {log}",
+    ]
     message = ". ".join(part.rstrip(".") for part in parts if part)
     lacked_memory = killed or (returncode and compiler.memory_pattern.search(text))
     return CompilerMemoryError(message) if lacked_memory else CompileError(message)

@@ -1,8 +1,8 @@
 """Reductions into places that a tensor names, as decompositions.
 
-StableHLO has scatters with any reduction, but torch-mlir makes none except sums. So an extreme or a product of what goes
-to one place is a reduction over all sources, in which those for other places count for nothing: the work is sources
-times places, and nothing of that size is stored.
+StableHLO has scatters with any reduction, but torch-mlir makes none except sums. So an extreme or a product of what
+goes to one place is a reduction over all sources, in which those for other places count for nothing: the work is
+sources times places, and nothing of that size is stored.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ def scatter_reduce(
 ) -> Tensor:
     """``aten.scatter_reduce.two``. ``reduce`` is ``sum``, ``prod``, ``mean``, ``amax`` or ``amin``."""
     if not x.dim():
-        one = scatter_reduce(
-            x.view(1), 0, index.view(1), source.view(1), reduce, include_self=include_self
-        )
+        one = scatter_reduce(x.view(1), 0, index.view(1), source.view(1), reduce, include_self=include_self)
         return one.view(())
     source = source[tuple(slice(size) for size in index.shape)]
     if reduce in ("sum", "mean"):
@@ -38,7 +36,9 @@ def scatter_reduce(
     return {"prod": torch.mul, "amax": torch.maximum, "amin": torch.minimum}[reduce](x, reduced)
 
 
-def index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+def index_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
     """``aten.index_reduce``: one place for each slice of ``source`` along ``dim``."""
     along = [1] * source.dim()
     along[dim] = -1

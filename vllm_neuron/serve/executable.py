@@ -9,6 +9,7 @@ import torch
 
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import NeuronError
+from vllm_neuron.lowering.carriers import carried
 from vllm_neuron.runtime.base import BoundCall
 from vllm_neuron.runtime.cpu import check_features
 from vllm_neuron.runtime.iree import ALIGNMENT, IreeExecutable
@@ -94,6 +95,7 @@ class CompiledExecutor:
         tensor = self._inputs.get(name)
         if tensor is None:
             raise BindingError(f"{bucket.name} needs {name}, which the loaded model does not have")
+        tensor = carried(tensor)
         found = _spec(tensor)
         if found != spec:
             raise BindingError(f"{bucket.name} needs {name} as {spec}; the loaded model has it as {found}")
