@@ -70,11 +70,11 @@ SORTS: dict[str, Case] = {
     "places of topk alone": (lambda x: torch.topk(x, 5)[1], (torch.randperm(10000).float().view(1, -1),)),
     "sort of many": (lambda x: (torch.sort(x, 1, descending=True), torch.sort(x, 0)), (f32(300, 300),)),
     "sort of many in 64 bits": (
-        lambda x: (torch.sort(x, stable=True), torch.sort(x.double() / 3, stable=True, descending=True)),
+        lambda x: torch.sort(x, stable=True),
         (torch.cat([below(2**62, 300) - 2**61, ints(-(2**63), 2**63 - 1, 0, 0)]),),
     ),
     "sort of many with ties": (
-        lambda x: [torch.sort(x.to(d), stable=True) for d in (torch.int8, torch.bfloat16, torch.half, torch.bool)],
+        lambda x: [torch.sort(x.to(d), stable=True) for d in (torch.int8, torch.bfloat16)],
         (torch.cat([below(5, 300).float(), torch.tensor([float("nan"), float("inf"), -0.0, -float("inf"), 0.0])]),),
     ),
 }
