@@ -63,6 +63,7 @@ NARROW: dict[str, Case] = {
         lambda x, y: (x.float(), y.float() + 1, x.view(torch.uint8), x[1:]),
         tuple(X.to(dtype) for dtype in FLOATS_OF_8_BITS),
     ),
+    "floats of 8 bits written": (lambda x, y: x.copy_(y).float(), (X.to(torch.float8_e4m3fn), X.flip(0))),
 }
 
 SORTS: dict[str, Case] = {

@@ -67,26 +67,30 @@ def _is_carried(value: Any) -> bool:
 
 def _run(gm: GraphModule, inputs: Sequence[Any]) -> list[Any]:
     values: dict[Node, Any] = {}
+    given: dict[Node, Any] = {}
     pending = iter(inputs)
     for node in gm.graph.nodes:
+        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
         if node.op == "placeholder":
-            values[node] = _given(next(pending), _dtype(node))
+            given[node] = next(pending)
+            values[node] = _given(given[node], _dtype(node))
         elif node.op == "get_attr":
             literal = getattr(gm, str(node.target))
             values[node] = Complex(literal.real.clone(), literal.imag.clone()) if literal.is_complex() else literal
         elif node.op == "output":
-            return [_taken(values[value]) if isinstance(value, Node) else value for value in node.args[0]]
+            return [_taken(value) for value in args[0]]
+        elif node.target is torch.ops.aten.copy_.default and needs_carrier(_dtype(node)):
+            # To an input, since the graph is functional.
+            given[node.args[0]].copy_(_taken(args[1]))
+            values[node] = values[node.args[0]] = args[1]
         else:
-            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = _result(node, args, kwargs)
-            if node.target is torch.ops.aten.copy_.default:
-                values[node.args[0]] = values[node]
     raise AssertionError("a graph ends in its output")
 
 
 def _given(value: Any, dtype: torch.dtype) -> Any:
     if dtype.is_complex:
-        return Complex(value.select(-1, 0), value.select(-1, 1), value)
+        return Complex(value.select(-1, 0), value.select(-1, 1))
     return value.view(dtype) if needs_carrier(dtype) else value
 
 

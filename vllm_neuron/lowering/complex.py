@@ -22,11 +22,10 @@ _LONGEST = 2048
 
 @dataclass(frozen=True)
 class Complex:
-    """A complex tensor in two parts. ``storage`` is the input that it is read from, where it is one."""
+    """A complex tensor in two parts."""
 
     real: Tensor
     imag: Tensor
-    storage: Tensor | None = None
 
 
 def _as_complex(value: Any) -> Complex:
@@ -104,13 +103,6 @@ def _converted(x: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
         return x.real.to(dtype)
     x = _as_complex(x)
     return Complex(x.real.to(dtype.to_real()), x.imag.to(dtype.to_real()))
-
-
-def _written(target: Complex, value: Complex, *options: Any) -> Complex:
-    """``copy_`` to an input."""
-    assert target.storage is not None, "a functional graph writes to its inputs only"
-    target.storage.copy_(torch.stack([value.real, value.imag], -1))
-    return Complex(value.real, value.imag, target.storage)
 
 
 def _turned(x: Complex, size: int, dim: int, sign: int, count: int) -> Complex:
@@ -195,7 +187,6 @@ RULES: dict[Any, Callable[..., Any]] = {
     _aten.exp.default: _exponential,
     **dict.fromkeys((_aten.mm.default, _aten.bmm.default, _aten.mv.default), _matmul),
     **dict.fromkeys((_aten._to_copy.default, torch.ops.prims.convert_element_type.default), _converted),
-    _aten.copy_.default: _written,
     _aten._fft_c2c.default: _fft,
     _aten._fft_r2c.default: _real_fft,
     _aten._fft_c2r.default: _inverse_real_fft,
