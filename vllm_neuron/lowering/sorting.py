@@ -86,7 +86,7 @@ def _ordered(keys: Tensor, count: int) -> Tensor:
     places = torch.arange(size, dtype=torch.int64, device=keys.device)
     packed = keys.to(torch.int64) * 2**32 + places
     blocks = 1 << (size - 1).bit_length()
-    packed = _aten.constant_pad_nd.default(packed, [0, blocks - size], _LAST)
+    packed = torch.cat([packed, packed.new_full((rows, blocks - size), _LAST)], 1)
     width = 1
     while blocks > 1:
         blocks //= 2
