@@ -121,6 +121,13 @@ PLACES: dict[str, Case] = {
     ),
 }
 
+RECURRENT = (
+    module("LSTM", 6, 5, batch_first=True),
+    module("LSTM", 6, 5, num_layers=2, bidirectional=True, bias=False),
+    module("GRU", 6, 5),
+    module("RNN", 6, 5),
+)
+
 SPECIAL: dict[str, Case] = {
     "erfc": (
         lambda x, y: (torch.erfc(x), torch.erfc(y.double()), torch.erfc(y.bfloat16()), torch.erfc(x) * 1e30),
@@ -139,12 +146,7 @@ SPECIAL: dict[str, Case] = {
         (f32(2, 5, 3), f32(2, 4, 3)),
     ),
     "recurrent layers": (
-        lambda x: [
-            module("LSTM", 6, 5, batch_first=True)(x),
-            module("LSTM", 6, 5, num_layers=2, bidirectional=True, bias=False)(x),
-            module("GRU", 6, 5)(x),
-            module("RNN", 6, 5)(x),
-        ],
+        lambda x: [layer(x) for layer in RECURRENT],
         (f32(2, 3, 6),),
     ),
 }
