@@ -171,8 +171,8 @@ def transforms(x: Tensor) -> list[Tensor]:
     half = torch.fft.rfft(x)
     return [
         half.abs(), half, torch.fft.irfft(half), torch.fft.irfft(torch.fft.rfft(x[:, :15]), n=15),
-        torch.fft.fft2(x).real, torch.fft.ifft(torch.fft.fft(x)), torch.fft.irfft2(torch.fft.rfft2(x)),
-        torch.fft.rfft(x, norm="ortho"), torch.fft.fft(x, norm="forward"),
+        torch.fft.fft2(x).real, torch.fft.ifft(torch.fft.fft(x)),
+        torch.fft.rfft(x, norm="ortho"),
         torch.fft.irfft(torch.fft.rfft(x, n=32) * torch.fft.rfft(x.flip(0), n=32), n=32),
     ]  # fmt: skip
 
