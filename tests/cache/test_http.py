@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from entries import ARTIFACT, KEY, fill
+from remotes import folder_tier
 
-from vllm_neuron.cache.folder_remote import FolderRemote
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.remote import open_remote
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.remote.urls import open_remote
 from vllm_neuron.cache.tiers import Found, TieredCache
 from vllm_neuron.errors import CacheError
 
@@ -23,7 +23,7 @@ Answer = Callable[[BaseHTTPRequestHandler, Path], None]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    FolderRemote(tmp_path / "remote").publish(LocalTier(tmp_path / "builder").build(KEY, fill))
+    folder_tier(tmp_path / "remote").publish(LocalTier(tmp_path / "builder").build(KEY, fill))
     return tmp_path / "remote"
 
 

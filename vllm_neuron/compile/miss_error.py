@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_neuron.cache.key import ArtifactKey
-from vllm_neuron.cache.misses import record
+from vllm_neuron.cache.local.miss_record import record
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheMissError
 

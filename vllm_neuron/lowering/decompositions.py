@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from vllm_neuron.lowering import recurrent, scatters, sorting, special
+from vllm_neuron.lowering.powers import powers
 from vllm_neuron.lowering.reductions import reductions
 
 _aten = torch.ops.aten
@@ -51,9 +52,10 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
     from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 
     table = get_decomposition_table()
+    table |= reductions(table)
     return {
         **table,
-        **reductions(table),
+        **powers(table),
         _aten.topk.default: sorting.topk,
         _aten.sort.default: sorting.sort,
         _aten.sort.stable: sorting.sort_stable,

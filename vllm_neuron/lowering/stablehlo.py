@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,8 +43,7 @@ def rewrite(module: Any) -> None:
 
     Constants become ``stablehlo.constant``; conversions and reshapes of splats are folded. Indices of gathers and
     scatters, and positions carried through a sort, become 32 bits wide. Sorts become stable and put NaN last, as torch
-    does. Products of 16-bit floats accumulate in 32 bits. Powers have negative bases, and
-    angles are small.
+    does. Products of 16-bit floats accumulate in 32 bits. Angles are small.
     """
     from torch_mlir import ir
 
@@ -200,47 +198,6 @@ def _accumulate_wide(operation: Any) -> None:
         replace(operation, convert(wide, element))
 
 
-def _power(operation: Any) -> None:
-    """The power of a base that may be negative or zero: IREE takes its logarithm.
-
-    Left alone are a base that is one positive number, and an exponent that is one number, of which IREE takes care.
-    """
-    base, exponent = operation.operands
-    element, shape = element_of(base), shape_of(base)
-    number = _repeated(base)
-    if "f" not in element or _repeated(exponent) is not None or (number is not None and number > 0):
-        return
-
-    def op(name: str, *operands: Any) -> Any:
-        return build(f"stablehlo.{name}", [operands[-1].type], operands).result
-
-    zero, one, half, infinity, nan = (splat(shape, element, number) for number in (0, 1, 0.5, math.inf, math.nan))
-    size, halved = op("abs", base), op("multiply", exponent, half)
-    always_one = op("or", compare(exponent, zero, "EQ"), compare(size, one, "EQ"))
-    result = op("select", always_one, one, op("power", size, exponent))
-    whole = compare(op("floor", exponent), exponent, "EQ")
-    odd = op("and", whole, compare(op("floor", halved), halved, "NE"))
-    below = compare(base, zero, "LT")
-    # The reciprocal tells the two zeros apart.
-    negative = op("or", below, compare(op("divide", one, base), zero, "LT"))
-    result = op("select", op("and", negative, odd), op("negate", result), result)
-    real = op("or", op("or", whole, op("not", below)), compare(size, infinity, "EQ"))
-    replace(operation, op("select", real, result, nan))
-
-
-def _repeated(value: Any) -> float | None:
-    """The number that ``value`` repeats, where it is a constant that does."""
-    from torch_mlir import ir
-
-    while getattr(value.owner, "name", "") in ("stablehlo.broadcast_in_dim", "stablehlo.reshape"):
-        value = value.owner.operands[0]
-    if getattr(value.owner, "name", "") != "stablehlo.constant":
-        return None
-    attribute = value.owner.attributes["value"]
-    splatted = isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat
-    return float(attribute.get_splat_value().value) if splatted else None
-
-
 _RULES: dict[str, Callable[[Any], Any]] = {
     "arith.constant": _constant,
     "stablehlo.convert": _convert,
@@ -248,7 +205,6 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "stablehlo.gather": _narrow_indices,
     "stablehlo.scatter": _narrow_indices,
     "stablehlo.sort": _sort,
-    "stablehlo.power": _power,
     "stablehlo.sine": reduce_angle,
     "stablehlo.cosine": reduce_angle,
     "stablehlo.tan": reduce_angle,
