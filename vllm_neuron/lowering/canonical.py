@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vllm_neuron.abi import Abi, TensorSpec
 from vllm_neuron.errors import CaptureError, UnsupportedOpError
+from vllm_neuron.lowering.numbers import misfit
 
 _aten = torch.ops.aten
 
@@ -181,6 +182,8 @@ def _check_operator(node: Node) -> None:
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor) and value.dtype == torch.float8_e8m0fnu and node.target not in _BYTEWISE:
         raise UnsupportedOpError(f"{node.target} gives float8_e8m0fnu, to which compilers round otherwise than torch")
+    if said := misfit(node):
+        raise UnsupportedOpError(f"{node.target}: {said}")
     if not isinstance(node.target, OpOverload) or node.target in _CHECKS:
         return
     schema = node.target._schema
