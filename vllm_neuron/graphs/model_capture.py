@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import time
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,16 +21,15 @@ from vllm.distributed import parallel_state
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.utils import get_model_architecture
 
-from vllm_neuron import envs
 from vllm_neuron.abi import InputName, TensorSpec
 from vllm_neuron.compile.capture import capture
-from vllm_neuron.errors import CaptureError, NeuronError
 from vllm_neuron.graphs.trace_cache import CapturedGraph
 from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.model.groups import init_groups_alone
 from vllm_neuron.model.kv import planned_blocks
 from vllm_neuron.model.late_weights import create_late_weights
 from vllm_neuron.model.patches import building_without_values, set_ir_defaults, without_accelerator
+from vllm_neuron.model.refusals import in_one_line, refused_model
 from vllm_neuron.model.step import STEP_INPUTS, StepModel, step_inputs
 from vllm_neuron.routes import Route, current_route, lower
 
@@ -54,7 +53,7 @@ class ModelCapture:
         without_accelerator()
         set_ir_defaults(self._config)
         with model_parallel_state(self._config), _configured(self._config):
-            with _refusals_in_one_line(self._config.model_config.model):
+            with in_one_line(functools.partial(refused_model, self._config.model_config.model)):
                 model = _build(self._config, self._mode)
             return StepModel(model, self._config)
 
@@ -118,31 +117,6 @@ def _build(vllm_config: Any, mode: FakeTensorMode) -> nn.Module:
         loader = ShapesLoader(vllm_config)
         model: nn.Module = loader.load_model(vllm_config=vllm_config, model_config=vllm_config.model_config)
     return model
-
-
-@contextlib.contextmanager
-def _refusals_in_one_line(model: str) -> Iterator[None]:
-    """What vLLM's classes raise while they are built, as a ``CaptureError``.
-
-    They raise anything for a configuration that they do not take, and not all of it can be sent by a worker.
-    """
-    try:
-        yield
-    except NeuronError:
-        raise
-    except Exception as error:
-        raise CaptureError(
-            f"vLLM could not build the model {model} from its configuration: {_reason(error)}. "
-            f"{envs.LOG_LEVEL.name}=DEBUG shows where"
-        ) from error
-
-
-def _reason(error: Exception) -> str:
-    """One line; of an assertion that says nothing, its code."""
-    text = str(error).rstrip(".")
-    if not text:
-        text = traceback.extract_tb(error.__traceback__)[-1].line or "no reason given"
-    return f"{type(error).__name__}: {' '.join(text.split())}"
 
 
 @contextlib.contextmanager

@@ -16,9 +16,9 @@ from vllm_neuron import envs
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compilers.base import check_compiler
 from vllm_neuron.jobs.compile_only import compile_model
-from vllm_neuron.jobs.refusals import refusals_in_one_line
 from vllm_neuron.jobs.report import JobReport
 from vllm_neuron.model.checkpoint import check_dtype_known
+from vllm_neuron.model.refusals import in_one_line, refused_configuration
 from vllm_neuron.targets import resolve_target
 
 try:
@@ -49,7 +49,7 @@ def parse(program: str, model: str, options: Sequence[str]) -> argparse.Namespac
     # vLLM's own usage is a list of three hundred options, and would hide the line that says which one is wrong.
     usage = f"{program} MODEL [its own options, and those of vllm serve; each has a --help]"
     parser = make_arg_parser(FlexibleArgumentParser(prog=program, usage=usage))  # type: ignore[no-untyped-call]
-    with refusals_in_one_line():
+    with in_one_line(refused_configuration):
         arguments: argparse.Namespace = parser.parse_args([model, *options])
     return arguments
 
@@ -77,7 +77,7 @@ def engine_config(arguments: argparse.Namespace, entry_point: str) -> Any:
 
     Raises :class:`ConfigError` for what vLLM refuses.
     """
-    with refusals_in_one_line():
+    with in_one_line(refused_configuration):
         args = AsyncEngineArgs.from_cli_args(arguments)
         config = args.create_engine_config(_USAGE[entry_point])
     check_dtype_known(config, str(args.dtype))

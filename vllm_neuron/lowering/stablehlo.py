@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from vllm_neuron.lowering import denormals
 from vllm_neuron.lowering.builders import (
     build,
     compare,
@@ -121,8 +122,28 @@ def _convert(operation: Any) -> None:
         replace(operation, build("stablehlo.bitcast_convert", [operation.result.type], [upper]).result)
     elif element == "f16" and element_of(source).startswith(("i", "ui")):
         replace(operation, convert(convert(source, "f32"), element))
+    elif element == "i1" and "f" in element_of(source):
+        denormals.keep_operand(operation)
+    elif element == "f8E4M3FN":
+        _saturate(operation)
     else:
         _fold(operation)
+
+
+def _saturate(operation: Any) -> None:
+    """A number beyond the range of this type is the nearest that there is, as in torch, and reaches it by 32 bits."""
+    source, shape = operation.operands[0], shape_of(operation.result)
+    number = source if element_of(source) == "f32" else convert(source, "f32")
+    for limit, beyond in ((448.0, "GT"), (-448.0, "LT")):
+        bound = splat(shape, "f32", limit)
+        number = build("stablehlo.select", [number.type], [compare(number, bound, beyond), bound, number]).result
+    replace(operation, convert(number, "f8E4M3FN"))
+
+
+def _compare(operation: Any) -> None:
+    zeros = [index for index, operand in enumerate(operation.operands) if _repeated(operand) == 0]
+    if len(zeros) == 1 and "f" in element_of(operation.operands[0]):
+        denormals.keep_sides_of_zero(operation, zeros[0])
 
 
 def _narrow_indices(operation: Any) -> None:
@@ -187,6 +208,19 @@ def _accumulate_wide(operation: Any) -> None:
         replace(operation, convert(wide, element))
 
 
+def _repeated(value: Any) -> float | None:
+    """The number that ``value`` repeats, where it is a constant that does."""
+    from torch_mlir import ir
+
+    while getattr(value.owner, "name", "") in ("stablehlo.broadcast_in_dim", "stablehlo.reshape"):
+        value = value.owner.operands[0]
+    if getattr(value.owner, "name", "") != "stablehlo.constant":
+        return None
+    attribute = value.owner.attributes["value"]
+    splatted = isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat
+    return float(attribute.get_splat_value().value) if splatted else None
+
+
 _RULES: dict[str, Callable[[Any], None]] = {
     "arith.constant": _constant,
     "stablehlo.convert": _convert,
@@ -194,6 +228,10 @@ _RULES: dict[str, Callable[[Any], None]] = {
     "stablehlo.gather": _narrow_indices,
     "stablehlo.scatter": _narrow_indices,
     "stablehlo.sort": _sort,
+    "stablehlo.ceil": denormals.keep_operand,
+    "stablehlo.floor": denormals.keep_operand,
+    "stablehlo.log": denormals.logarithm,
+    "stablehlo.compare": _compare,
     "stablehlo.sine": reduce_angle,
     "stablehlo.cosine": reduce_angle,
     "stablehlo.tan": reduce_angle,

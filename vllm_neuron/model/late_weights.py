@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-logger = logging.getLogger("vllm.neuron.tracing")
+logger = logging.getLogger("vllm.neuron.capture")
 
 _INDEX = "model.safetensors.index.json"
 

@@ -7,7 +7,7 @@ import sys
 import traceback
 from types import FrameType, TracebackType
 
-from vllm_neuron.jobs.refusals import refused
+from vllm_neuron.model.refusals import refused_configuration
 
 logger = logging.getLogger("vllm.neuron.command")
 
@@ -46,5 +46,5 @@ def _mistake(error: BaseException, frames: list[FrameType]) -> str | None:
             reason = error.strerror or error
             return f"the server can't listen on {place}: {reason}. Choose another --port, --host or --uds"
     if isinstance(error, Exception) and any(name in ours for name in _OF_ARGUMENTS):
-        return str(refused(error))
+        return str(refused_configuration(error))
     return None

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, ValidationError, model_validator
 
-from vllm_neuron.abi import Abi, TensorSpec
+from vllm_neuron.abi import Abi, InputName, TensorSpec
 from vllm_neuron.cache import trust
 from vllm_neuron.cache.key import TraceKey, canonical_json, sha256
 from vllm_neuron.cache.metadata import Key, Sha256, first_problem
@@ -25,7 +25,7 @@ MANIFEST_VERSION = 1
 
 _MAX_INPUTS = 20_000
 
-InputName = Annotated[str, StringConstraints(pattern=r"^(inputs|kv|weights)\.[A-Za-z0-9_.]{1,300}$")]
+_Name = Annotated[str, StringConstraints(pattern=r"^(inputs|kv|weights)\.[A-Za-z0-9_.]{1,300}$")]
 Spec = tuple[
     Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,20}$")],
     Annotated[tuple[Annotated[int, Field(ge=0, le=1 << 40)], ...], Field(max_length=16)],
@@ -53,9 +53,9 @@ class Manifest(BaseModel):
     model: str = Field(max_length=4096)
     module_format: str
     module_sha256: Sha256
-    inputs: tuple[InputName, ...] = Field(max_length=_MAX_INPUTS)
+    inputs: tuple[_Name, ...] = Field(max_length=_MAX_INPUTS)
     abi: dict[str, Any]
-    unread: dict[InputName, Spec] = Field(max_length=_MAX_INPUTS)
+    unread: dict[_Name, Spec] = Field(max_length=_MAX_INPUTS)
     checksum: Sha256
     _signature: bytes = PrivateAttr(b"")
 
@@ -78,7 +78,7 @@ class Manifest(BaseModel):
         ):
             raise ValueError(f"{len(self.inputs)} names for {len(abi.inputs)} inputs, or a name twice")
         written = {self.inputs[index] for index in abi.aliases}
-        if len(written) != len(abi.aliases) or written != {n for n in self.inputs if n.startswith("kv.")}:
+        if len(written) != len(abi.aliases) or written != {name for name in self.inputs if InputName(name).is_kv}:
             raise ValueError("the inputs that are written in place are not the KV caches")
         return self
 
@@ -90,13 +90,13 @@ class Manifest(BaseModel):
     def model_inputs(self) -> dict[str, TensorSpec]:
         """The weights and KV caches of the model that was captured, by name."""
         bound = zip(self.inputs, self.module.abi.inputs, strict=True)
-        read = {name: spec for name, spec in bound if not name.startswith("inputs.")}
+        read = {name: spec for name, spec in bound if not InputName(name).is_step}
         return read | {name: TensorSpec(dtype, shape) for name, (dtype, shape) in self.unread.items()}
 
     def step_inputs(self) -> dict[str, TensorSpec]:
         """The step inputs that the graph reads, by name without the prefix."""
-        bound = zip(self.inputs, self.module.abi.inputs, strict=True)
-        return {name.removeprefix("inputs."): spec for name, spec in bound if name.startswith("inputs.")}
+        bound = zip(map(InputName, self.inputs), self.module.abi.inputs, strict=True)
+        return {name.bare: spec for name, spec in bound if name.is_step}
 
     def to_bytes(self) -> bytes:
         """The text of the file, with the signature that it came with."""
