@@ -8,13 +8,16 @@ from typing import Protocol
 
 import torch
 
-from vllm_neuron.abi import TensorSpec
+from vllm_neuron.abi import InputName, TensorSpec
 from vllm_neuron.errors import NeuronError
 from vllm_neuron.execute.executor import Inputs
 from vllm_neuron.execute.start_report import StartClock
 from vllm_neuron.graphs.graph_set import PreparedGraph
+from vllm_neuron.graphs.loaded_model import LoadedModel
 from vllm_neuron.host.cpu import check_features
+from vllm_neuron.lowering.carriers import carried
 from vllm_neuron.model.buckets import Bucket
+from vllm_neuron.model.step import StepModel
 from vllm_neuron.runtime.base import BoundCall
 from vllm_neuron.runtime.iree import ALIGNMENT, IreeExecutable
 
@@ -26,8 +29,8 @@ class BindingError(NeuronError, RuntimeError):
 class GraphSource(Protocol):
     """Whoever prepares the graphs, while the weights load."""
 
-    def wait(self, model: Mapping[str, TensorSpec]) -> Sequence[PreparedGraph]:
-        """Every graph, ready to be loaded beside a model with the weights and KV caches ``model``."""
+    def wait(self, loaded: LoadedModel) -> Sequence[PreparedGraph]:
+        """Every graph, ready to be bound to the ``loaded`` model."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,17 @@ class _LoadedGraph:
 class CompiledExecutor:
     """Runs steps on artifacts. Weights and KV caches are bound once, shared by all buckets; step inputs are staged.
 
-    ``model_inputs`` are the weights (``weights.<name>``) and KV caches (``kv.<layer>.k``, ``.v``) by the names that
-    graphs use. Raises :class:`BindingError` where they are not what a graph was compiled for, and
-    :class:`IncompatibleHostError` where an artifact needs a CPU feature that this host lacks.
+    ``model`` is the loaded model, and ``model_inputs`` are its weights (``weights.<name>``) and KV caches
+    (``kv.<layer>.k``, ``.v``) by the names that graphs use. Raises :class:`BindingError` where they are not what a
+    graph was compiled for, and :class:`IncompatibleHostError` where an artifact needs a CPU feature that this host
+    lacks.
     """
 
-    def __init__(self, graphs: GraphSource, model_inputs: Mapping[str, torch.Tensor], clock: StartClock) -> None:
+    def __init__(
+        self, graphs: GraphSource, model: StepModel, model_inputs: Mapping[str, torch.Tensor], clock: StartClock
+    ) -> None:
         self._source = graphs
+        self._model = model
         self._clock = clock
         self._inputs = dict(model_inputs)
         self._graphs: dict[Bucket, _LoadedGraph] = {}
@@ -56,7 +63,8 @@ class CompiledExecutor:
         Raises :class:`CacheMissError` in strict mode, for all misses at once.
         """
         with self._clock.phase("wait_for_graphs"):
-            graphs = self._source.wait({name: TensorSpec.of(tensor) for name, tensor in self._inputs.items()})
+            specs = {name: TensorSpec.of(tensor) for name, tensor in self._inputs.items()}
+            graphs = self._source.wait(LoadedModel(self._model, specs))
         with self._clock.phase("load_graphs"):
             self._graphs = {graph.bucket: self._load(graph) for graph in graphs}
         with self._clock.phase("try_new_graphs"):
@@ -88,25 +96,26 @@ class CompiledExecutor:
             )
         staging: dict[str, torch.Tensor] = {}
         arguments = []
-        for name, spec in zip(graph.input_names, abi.inputs, strict=True):
-            if name.startswith("inputs."):
+        for name, spec in zip(map(InputName, graph.input_names), abi.inputs, strict=True):
+            if name.is_step:
                 tensor = torch.zeros(spec.shape, dtype=spec.torch_dtype)
-                staging[name.removeprefix("inputs.")] = tensor
+                staging[name.bare] = tensor
             else:
                 tensor = self._model_input(graph.bucket, name, spec)
             arguments.append(tensor)
         check_features(graph.entry.metadata.required_features)
         return _LoadedGraph(IreeExecutable(graph.entry.artifact_path, abi).bind(arguments), staging)
 
-    def _model_input(self, bucket: Bucket, name: str, spec: TensorSpec) -> torch.Tensor:
+    def _model_input(self, bucket: Bucket, name: InputName, spec: TensorSpec) -> torch.Tensor:
         tensor = self._inputs.get(name)
         if tensor is None:
             raise BindingError(f"{bucket.name} needs {name}, which the loaded model does not have")
+        tensor = carried(tensor)
         found = TensorSpec.of(tensor)
         if found != spec:
             raise BindingError(f"{bucket.name} needs {name} as {spec}; the loaded model has it as {found}")
         if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
-            if name.startswith("kv."):
+            if name.is_kv:
                 raise BindingError(f"{name} must be contiguous and aligned to {ALIGNMENT} bytes to be written in place")
             # One copy for all buckets.
             tensor = self._inputs[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
