@@ -1,14 +1,14 @@
-"""Runs ``vllm-neuron`` and ``vllm`` commands as forks of one process that has imported vLLM, which takes most of a small
-command's time.
+"""Runs commands and functions as forks of one process that has imported vLLM, which takes most of a small case's time.
 
-A command has a process, an environment, a working folder and streams of its own, and ends as the interpreter would end
-it. What a fork can't show is started for real by the tests that are about it: what is imported, hash seeds, signals to a
+Each has a process, an environment, a working folder and streams of its own, and ends as the interpreter would end it.
+What a fork can't show is started for real by the tests that are about it: what is imported, hash seeds, signals to a
 whole start.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import shutil
@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL_INFOS = REPOSITORY / ".cache" / "modelinfos"
-PROGRAMS = ("vllm-neuron", "vllm")
+PROGRAMS = {"vllm-neuron": ("vllm_neuron.cli.main", "main"), "vllm": ("vllm.entrypoints.cli.main", "main")}
 _POLL_SECONDS = 0.02
 
 _server: _Server | None = None
@@ -34,20 +34,38 @@ def run(command: list[str], *, timeout: float = 300, **variables: object) -> sub
 
     Raises ``subprocess.TimeoutExpired``, and has killed the command and what it started then.
     """
-    global _server
     environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
     program = Path(command[0]).name
     if program not in PROGRAMS or "PYTHONHASHSEED" in variables:
         return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=timeout)
-    if _server is None:
-        _server = _Server()
-    request = {"do": program, "argv": command, "cwd": str(Path.cwd()), "env": environment}
+    module, function = PROGRAMS[program]
     with tempfile.TemporaryDirectory(prefix="forked-") as folder:
-        code = _server.ask({**request, "folder": folder}, timeout)
+        code = call(module, function, [], environment, Path(folder), timeout, command)
         out, err = (Path(folder, name).read_text(errors="replace") for name in ("stdout", "stderr"))
     if code is None:
         raise subprocess.TimeoutExpired(command, timeout, out, err)
     return subprocess.CompletedProcess(command, code, out, err)
+
+
+def call(
+    module: str,
+    function: str,
+    arguments: list[Any],
+    environment: dict[str, str],
+    folder: Path,
+    timeout: float,
+    command: list[str] | None = None,
+) -> int | None:
+    """Call a function of plain arguments in a fork; the exit code, as ``subprocess`` counts it, None: it took longer.
+
+    ``environment`` is all that it has, ``folder`` gets its ``stdout`` and ``stderr``, ``command`` is its command line.
+    """
+    global _server
+    if _server is None:
+        _server = _Server()
+    request = {"module": module, "function": function, "arguments": arguments, "env": environment,
+               "cwd": str(Path.cwd()), "argv": command or [function], "folder": str(folder)}  # fmt: skip
+    return _server.ask(request, timeout)
 
 
 class _Server:
@@ -126,7 +144,7 @@ def _import_everything() -> None:
 
 
 def _keep(connection: socket.socket) -> NoReturn:
-    """Run the one command that ``connection`` asks for, and answer with its exit code; kill it where nobody waits."""
+    """Run the one function that ``connection`` asks for, and answer with its exit code; kill it where nobody waits."""
     with connection.makefile() as lines:
         request = json.loads(lines.readline())
     child = os.fork()
@@ -149,7 +167,7 @@ def _keep(connection: socket.socket) -> NoReturn:
 
 
 def _become(request: dict[str, Any]) -> NoReturn:
-    """Be the command: its session, streams, folder, environment and arguments; then what its console script does."""
+    """Be what was asked for: its session, streams, folder, environment and command line; then its function."""
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, name in ((1, "stdout"), (2, "stderr")):
@@ -158,14 +176,11 @@ def _become(request: dict[str, Any]) -> NoReturn:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     sys.argv = list(request["argv"])
-    # Else argparse takes the program to be ``python -m`` of this module.
-    sys.modules["__main__"].__spec__ = None
+    # Else click takes the program to be ``python -m`` of this module.
+    sys.modules["__main__"].__package__ = None
     _forget_the_parent()
-    if request["do"] == "vllm-neuron":
-        from vllm_neuron.cli.main import main
-    else:
-        from vllm.entrypoints.cli.main import main
-    sys.exit(main())
+    function = getattr(importlib.import_module(request["module"]), request["function"])
+    sys.exit(function(*request["arguments"]))
 
 
 def _forget_the_parent() -> None:
