@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vllm_neuron.errors import ConfigError
-from vllm_neuron.execute.executor import staging
+from vllm_neuron.execute.base import staging
 from vllm_neuron.model.buckets import BucketTable, buckets_for
 
 

@@ -35,9 +35,9 @@ def compare(
     envs.check_environment()
     _check()
     # vLLM takes seconds to import: not for --help, nor for a mistake that can be told without it.
-    from vllm_neuron.jobs.compare import compare_command
+    from vllm_neuron.jobs.compare_routes import compare_routes
 
-    report = compare_command(model, context.args, steps)
+    report = compare_routes(model, context.args, steps)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:

@@ -21,8 +21,8 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from vllm_neuron import envs, metrics
 from vllm_neuron.errors import EngineFailedError, UnsupportedError
+from vllm_neuron.execute.base import GraphExecutor, allocate
 from vllm_neuron.execute.eager import EagerExecutor
-from vllm_neuron.execute.executor import GraphExecutor, allocate
 from vllm_neuron.execute.start_report import StartClock, log_start
 from vllm_neuron.host.cpu import usable_cores
 from vllm_neuron.model.buckets import buckets_for
