@@ -51,5 +51,7 @@ def _check() -> None:
         check_available(route)
     target = compile_target()
     if not target.runs_here:
-        raise ConfigError(f"graphs for {target.name} do not run on this machine, so there is nothing to compare: "
-                          "use a CPU target that this machine has")  # fmt: skip
+        raise ConfigError(
+            f"graphs for {target.name} do not run on this machine, so there is nothing to compare: "
+            "use a CPU target that this machine has"
+        )

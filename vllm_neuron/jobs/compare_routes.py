@@ -115,5 +115,6 @@ def _describe(result: BucketResult) -> str:
     found = result.difference
     if found is None:
         return "none"
-    return (f"step {found.step}, sequence {found.sequence}: {found.found} for {found.expected} "
-            f"({found.margin:.1e} apart)")  # fmt: skip
+    return (
+        f"step {found.step}, sequence {found.sequence}: {found.found} for {found.expected} ({found.margin:.1e} apart)"
+    )
