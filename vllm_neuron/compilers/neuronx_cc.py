@@ -131,14 +131,14 @@ def _binary() -> Path:
     return found
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _find(path: str) -> Path | None:
     """The program's absolute path, looked for once in each value of PATH."""
     found = shutil.which("neuronx-cc", path=path) or shutil.which(Path(sys.executable).with_name("neuronx-cc"))
     return Path(found).absolute() if found else None
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _version(binary: str) -> str:
     if Path(binary).parent == Path(sys.executable).parent:
         try:

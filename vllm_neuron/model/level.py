@@ -54,7 +54,7 @@ def settle_level(arguments: dict[str, Any]) -> None:
         _log_once(f"Using default optimization level O{int(default)} on the Neuron native route")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _log_once(line: str) -> None:
     """Log a start-up line once, in the first process: vLLM makes its configuration again in others."""
     if multiprocessing.parent_process() is None:

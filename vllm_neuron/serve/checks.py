@@ -116,7 +116,7 @@ def warn_about_ignored(vllm_config: Any) -> None:
             _warn_once(f"{option} has no effect on the Neuron platform for the target {compile_target().name}")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _warn_once(message: str) -> None:
     logger.warning(message)
 

@@ -78,6 +78,6 @@ def _drop_ends_without_a_row(vllm_config: Any, params: Any) -> None:
         )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _warn_once(message: str) -> None:
     logger.warning(message)
