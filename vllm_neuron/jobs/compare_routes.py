@@ -24,7 +24,7 @@ from vllm_neuron.model.buckets import buckets_for
 from vllm_neuron.model.groups import init_groups_alone
 from vllm_neuron.model.kv import planned_blocks
 from vllm_neuron.model.level import chosen_level
-from vllm_neuron.model.patches import set_ir_defaults, without_accelerator
+from vllm_neuron.model.patches.building import set_ir_defaults, without_accelerator
 from vllm_neuron.model.step import StepModel, model_inputs
 from vllm_neuron.routes import Route, default_level
 from vllm_neuron.targets import compile_target

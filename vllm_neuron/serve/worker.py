@@ -29,7 +29,7 @@ from vllm_neuron.model.buckets import buckets_for
 from vllm_neuron.model.groups import init_groups_alone
 from vllm_neuron.model.kv import check_host_memory, kv_bytes_per_block, planned_blocks
 from vllm_neuron.model.loading import load_model
-from vllm_neuron.model.patches import without_accelerator
+from vllm_neuron.model.patches.building import without_accelerator
 from vllm_neuron.model.step import StepModel, model_inputs
 from vllm_neuron.serve.lifetime import end_with_parent, ends_engine, free_at_exit
 from vllm_neuron.serve.patches import refuse_sleep
