@@ -49,7 +49,7 @@ def index_reduce(
 def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor | float, *, reduce: str) -> Tensor:
     """``aten.scatter.reduce`` and ``value_reduce``, with their older names: ``add`` and ``multiply``."""
     if not isinstance(source, Tensor):
-        source = torch.full_like(index, source, dtype=x.dtype)  # type: ignore[arg-type]
+        source = torch.full_like(index, source, dtype=x.dtype)
     return scatter_reduce(x, dim, index, source, {"add": "sum", "multiply": "prod"}[reduce])
 
 
