@@ -25,7 +25,8 @@ UNDEFINED = frozenset(
         "resize_", "resize_as_",
     }
 )  # fmt: skip
-# And the order of equals, unless it is asked for.
+# And which of equals is meant by the places that are a second result, and their order unless it is asked for.
+ANY_OF_EQUALS = frozenset({"topk", "kthvalue", "mode", "median", "nanmedian"})
 _UNSTABLE = frozenset({"sort", "argsort"})
 
 

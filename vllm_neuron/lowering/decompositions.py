@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from vllm_neuron.lowering.attention import fused_attention
 from vllm_neuron.lowering.reductions import reductions
 
 _aten = torch.ops.aten
@@ -53,6 +54,7 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
     return {
         **table,
         **reductions(table),
+        **fused_attention(),
         _aten.topk.default: _topk,
         _aten.sort.stable: _sort_stable,
         _aten.cumprod.default: _cumprod,
