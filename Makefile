@@ -25,7 +25,7 @@ test-slow: setup ## run the long matrices
 
 test-next: setup ## run what meets vLLM on the release after the pinned one
 	@tools/setup_next.sh
-	PYTHONPATH=$(CURDIR)/.venv-next $(PYTHON) -m pytest tests/serve tests/jobs/test_compile_only.py tests/jobs/test_warm_start.py $(ARGS)
+	PYTHONPATH=$(CURDIR)/.venv-next $(PYTHON) -m pytest tests/model tests/graphs tests/execute tests/serve tests/jobs/test_compile_only.py tests/jobs/test_warm_start.py $(ARGS)
 
 opinfo: setup ## run torch's own operator tests by both routes (about an hour), and count what became of them
 	$(PYTHON) -m tools.opinfo $(ARGS)

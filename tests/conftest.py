@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.models import make_tiny
 from vllm_neuron import envs
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -52,3 +54,29 @@ def smollm2() -> Path:
 def smollm2_bf16() -> Path:
     """The packaged 135M chat model as a bfloat16 checkpoint. Made once per clone (half a minute)."""
     return _smollm2("bfloat16")
+
+
+@pytest.fixture(params=["eager", pytest.param("compiled", marks=pytest.mark.slow)], scope="session")
+def mode(request: pytest.FixtureRequest) -> str:
+    """``eager`` is CPU mode, ``compiled`` runs artifacts."""
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a tiny checkpoint of an architecture, once."""
+    made: dict[str, Path] = {}
+
+    def make(architecture: str) -> Path:
+        if architecture not in made:
+            made[architecture] = make_tiny(tmp_path_factory.mktemp("models") / architecture, architecture)
+        return made[architecture]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint's configuration and tokenizer, without weights."""
+    return make_tiny(tmp_path_factory.mktemp("models") / "config-only", "llama", weights=False)

@@ -9,7 +9,7 @@ import pytest
 
 from vllm_neuron import targets
 from vllm_neuron.errors import ConfigError, IncompatibleHostError
-from vllm_neuron.runtime import cpu
+from vllm_neuron.host import cpu
 from vllm_neuron.targets import compile_target, lookup_targets, resolve_target
 
 GiB = 1024**3

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch's own name without the prefix: ``float32``."""
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
@@ -15,6 +23,19 @@ class TensorSpec:
 
     dtype: str
     shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        """That of a tensor."""
+        return cls(dtype_name(tensor.dtype), tuple(tensor.shape))
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype itself. Raises ``AttributeError`` where torch has none of that name."""
+        import torch  # What only looks a cache over has no use for it.
+
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"

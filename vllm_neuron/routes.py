@@ -1,4 +1,4 @@
-"""The compilation route: which it is, which optimization level it runs at, and the lines that say so.
+"""The compilation route: which it is, what lowers its graphs, and its default optimization level.
 
 The variable is read once, in the first process. Its multiprocessing children are handed the result by environment, so
 that they agree with it whatever has become of the variable since.
@@ -54,7 +54,6 @@ def lower(graph: CanonicalGraph, route: Route | None = None) -> LoweredModule:
     return module
 
 
-@functools.lru_cache(maxsize=16)
 def to_stablehlo(module: LoweredModule) -> LoweredModule:
     """An HLO module as StableHLO, for the compiler that takes nothing else."""
     converted: LoweredModule = _lowering(Route.XLA).to_stablehlo(module)
@@ -96,22 +95,3 @@ def warn_of_deprecation() -> None:
 def default_level(route: Route) -> int:
     """The optimization level where neither a user nor vLLM gives one: vLLM's default, lowered on the XLA route."""
     return 1 if route is Route.XLA else 2
-
-
-def optimization_level(route: Route, level: int, explicit: bool) -> tuple[int, str]:
-    """The level that ``route`` runs at, and the line for the start-up log.
-
-    ``level`` is vLLM's; ``explicit`` says whether the user chose it. The XLA route lowers a default to 1.
-    """
-    if explicit:
-        return level, f"Explicit --optimization-level: keeping O{level}"
-    if route is Route.XLA:
-        return default_level(route), "Defaulting optimization level to O1 on the XLA route"
-    return level, f"Using default optimization level O{level} on the Neuron native route"
-
-
-@functools.cache
-def log_once(line: str) -> None:
-    """Log a start-up line once, in the first process: vLLM completes its configuration again in others."""
-    if multiprocessing.parent_process() is None:
-        logger.info(line)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError
-from vllm_neuron.runtime import cpu
+from vllm_neuron.host import cpu
 
 GiB = 1 << 30
 

@@ -10,7 +10,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vllm_neuron.abi import TensorSpec
-from vllm_neuron.compile.graph import capture
+from vllm_neuron.compile.capture import capture
 from vllm_neuron.errors import CaptureError
 from vllm_neuron.lowering.canonical import CanonicalGraph, canonicalize
 from vllm_neuron.lowering.decompositions import decomposition_table

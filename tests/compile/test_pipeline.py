@@ -13,7 +13,7 @@ from tests.support.cold_starts import start_cold_together
 from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.local import LocalTier
 from vllm_neuron.cache.tiers import TieredCache
-from vllm_neuron.compile.misses import Miss, miss_error
+from vllm_neuron.compile.miss_error import Miss, miss_error
 from vllm_neuron.compile.pipeline import Pipeline, Publish, Source
 from vllm_neuron.compile.pool import GraphRequest, resolve_all
 from vllm_neuron.errors import CacheError, CacheMissError, CompileError
@@ -128,7 +128,8 @@ def test_levels_and_targets_have_keys_of_their_own(tmp_path: Path) -> None:
     other = pipeline(tmp_path, "a")
     other.level = 3
     keys = {base.key(scale(3)).digest, other.key(scale(3)).digest, base.key(scale(4)).digest}
-    keys |= {base.key(scale(3), resolve_target(f"cpu:x86-64-v{n}")).digest for n in (2, 4)}
+    for target in (resolve_target(f"cpu:x86-64-v{n}") for n in (2, 4)):
+        keys.add(Pipeline(base.cache, target, [target]).key(scale(3)).digest)
     assert len(keys) == 5
 
 

@@ -19,8 +19,8 @@ from vllm_neuron.abi import Abi
 from vllm_neuron.compilers.base import CompileReport, compiler_for, run_compiler
 from vllm_neuron.compilers.iree import IreeCompiler
 from vllm_neuron.errors import CompileError, ConfigError
+from vllm_neuron.host.cpu import LEVELS
 from vllm_neuron.lowering.module import LoweredModule
-from vllm_neuron.runtime.cpu import LEVELS
 from vllm_neuron.targets import resolve_target, target_names
 
 DOT = """

@@ -25,8 +25,8 @@ GRAPHS = ["prefill_s128", "decode_b1", "decode_b2"]
 PROMPT = [5, 17, 300, 41]
 # What only a process that captures has a use for.
 OF_CAPTURE = (
-    "vllm_neuron.serve.tracing",
-    "vllm_neuron.compile.graph",
+    "vllm_neuron.graphs.model_capture",
+    "vllm_neuron.compile.capture",
     "vllm_neuron.lowering.native",
     "vllm_neuron.lowering.canonical",
 )

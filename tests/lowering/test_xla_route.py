@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.cache.local import LocalTier
 from vllm_neuron.cache.tiers import TieredCache
-from vllm_neuron.compile.graph import capture
+from vllm_neuron.compile.capture import capture
 from vllm_neuron.compile.pipeline import Pipeline
 from vllm_neuron.errors import ConfigError
 from vllm_neuron.lowering.canonical import CanonicalGraph

@@ -17,7 +17,7 @@ def make(changes: dict[str, Any]) -> None:
     import transformers
     import vllm
 
-    from vllm_neuron.serve import trace_key
+    from vllm_neuron.graphs import trace_key
 
     modules = {"torch": torch, "transformers": transformers, "vllm": vllm}
     if "path" in changes:
@@ -43,13 +43,13 @@ def make(changes: dict[str, Any]) -> None:
 def stand_in(bucket: Any) -> Any:
     """A captured graph of one weight and one KV cache, that nobody could run."""
     from vllm_neuron.abi import Abi, TensorSpec
+    from vllm_neuron.graphs.trace_cache import CapturedGraph
     from vllm_neuron.lowering.module import LoweredModule
-    from vllm_neuron.serve.trace_cache import TracedGraph
 
     ids, cache, weight = TensorSpec("int64", (4,)), TensorSpec("float32", (8, 2, 4)), TensorSpec("float32", (3,))
     abi = Abi((ids, cache, weight), (cache, TensorSpec("float32", (bucket.seqs, 16))), (1,))
     module = LoweredModule("stablehlo", bucket.name.encode(), abi)
-    return TracedGraph(bucket, module, ("inputs.input_ids", "kv.0.k", "weights.scale"), 1.0, {})
+    return CapturedGraph(bucket, module, ("inputs.input_ids", "kv.0.k", "weights.scale"), 1.0, {})
 
 
 def truncate_manifests() -> None:

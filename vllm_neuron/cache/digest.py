@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from vllm_neuron.digests import of_pieces, pieces
-from vllm_neuron.runtime.cpu import usable_cores
+from vllm_neuron.host.cpu import usable_cores
 
 _MOST_THREADS = 8
 _BUFFER_BYTES = 256 << 10

@@ -57,7 +57,7 @@ class ArtifactKey(Key):
 
 
 class TraceKey(Key):
-    """What a captured graph is made of. The parts are those of ``serve.trace_key``."""
+    """What a captured graph is made of. The parts are those of ``graphs.trace_key``."""
 
 
 def artifact_key(

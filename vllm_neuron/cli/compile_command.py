@@ -16,7 +16,7 @@ from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.cli.keys import set_variable
 from vllm_neuron.compilers.base import check_compiler, compiler_for
 from vllm_neuron.errors import ConfigError, NeuronError
-from vllm_neuron.serve.model_folder import check_model_folder
+from vllm_neuron.model.checkpoint import check_model_folder
 from vllm_neuron.targets import resolve_target
 
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -21,8 +21,8 @@ from vllm_neuron.cli.keys import Json
 from vllm_neuron.compilers.base import compiler_for
 from vllm_neuron.compilers.iree import RELEASE
 from vllm_neuron.errors import NeuronError
+from vllm_neuron.host.cpu import available_memory_bytes, check_features, psabi_level, usable_cores
 from vllm_neuron.routes import ACCEPTED
-from vllm_neuron.runtime.cpu import available_memory_bytes, check_features, psabi_level, usable_cores
 from vllm_neuron.targets import compile_target, lookup_targets, resolve_target
 
 _LOW_SPACE_BYTES = 2 << 30

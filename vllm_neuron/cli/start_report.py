@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_neuron.errors import NeuronError
-from vllm_neuron.serve.start_report import last_start, report_path
+from vllm_neuron.execute.start_report import last_start, report_path
 
 
 def start_report(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:

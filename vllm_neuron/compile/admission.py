@@ -14,7 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from vllm_neuron import envs
-from vllm_neuron.runtime.cpu import available_memory_bytes, usable_cores
+from vllm_neuron.host.cpu import available_memory_bytes, usable_cores
 
 _POLL_SECONDS = 0.05
 

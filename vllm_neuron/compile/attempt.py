@@ -15,7 +15,7 @@ from vllm_neuron.compile.admission import compile_slot, compile_workers, every_s
 from vllm_neuron.compile.failures import forget_failure, keep_failure
 from vllm_neuron.compilers.base import Compiler, CompileReport, run_compiler
 from vllm_neuron.errors import CompileError, CompilerMemoryError
-from vllm_neuron.runtime.cpu import available_memory_bytes
+from vllm_neuron.host.cpu import available_memory_bytes
 
 logger = logging.getLogger("vllm.neuron.compile")
 

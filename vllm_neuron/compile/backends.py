@@ -29,10 +29,10 @@ from vllm_neuron.compile.outputs import View, take_outputs
 from vllm_neuron.compile.pipeline import Pipeline, Source
 from vllm_neuron.compile.specialize import Specializer, is_dynamic, take_floats
 from vllm_neuron.errors import ConfigError, UnsupportedError
+from vllm_neuron.host.cpu import check_features
 from vllm_neuron.lowering.canonical import CanonicalGraph, canonicalize
 from vllm_neuron.lowering.decompositions import decomposition_table
 from vllm_neuron.routes import Route, check_available, current_route, default_level, lower, warn_of_deprecation
-from vllm_neuron.runtime.cpu import check_features
 from vllm_neuron.runtime.iree import IreeExecutable
 from vllm_neuron.targets import compile_target
 
@@ -176,6 +176,6 @@ def _zeros(graph: CanonicalGraph, entry: Entry) -> Callable[[Sequence[torch.Tens
     logger.info("Captured a graph of user code as %s; it is not run, and its results are zeros", entry.key)
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in graph.abi.results]
+        return [torch.zeros(spec.shape, dtype=spec.torch_dtype) for spec in graph.abi.results]
 
     return run

@@ -14,22 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from vllm_neuron import envs
+from vllm_neuron.abi import Abi
 from vllm_neuron.cache import misses, steps, trust
 from vllm_neuron.cache.entry import Entry, write_entry
-from vllm_neuron.cache.key import ArtifactKey, artifact_key
+from vllm_neuron.cache.key import ArtifactKey
 from vllm_neuron.cache.steps import Step
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compile.attempt import Work, compile_admitted
-from vllm_neuron.compilers.base import Compiler, compiler_for
+from vllm_neuron.compile.request import CompileRequest, compile_requests
+from vllm_neuron.compilers.base import compiler_for
 from vllm_neuron.errors import CacheError, CacheMissError
 from vllm_neuron.lowering.module import LoweredModule, ModuleIdentity
-from vllm_neuron.routes import Route, default_level, to_stablehlo
+from vllm_neuron.routes import Route, default_level
 from vllm_neuron.targets import Target, compile_target, lookup_targets
 
 logger = logging.getLogger("vllm.neuron.compile")
 
 DEFAULT_LEVEL = default_level(Route.NATIVE)
-CONVERTED_FILE = "converted.mlir"
 
 
 class Source(StrEnum):
@@ -89,6 +90,7 @@ class Pipeline:
         self.strict = strict
         self.publish = publish
         self.compiler_args = tuple(compiler_args)
+        self._derived: dict[tuple[str, str, Abi], dict[str, CompileRequest]] = {}
 
     @classmethod
     def from_environment(cls, level: int = DEFAULT_LEVEL, compiler_args: Sequence[str] = ()) -> Pipeline:
@@ -105,44 +107,52 @@ class Pipeline:
         """Raises :class:`CompileError` where no key can be made here: it has the compiler's version. Before capture."""
         compiler_for(self.compile_for).version()
 
-    def key(self, module: ModuleIdentity, target: Target | None = None) -> ArtifactKey:
-        """The key of ``module`` for ``target``, by default the one that a miss is compiled for."""
-        target = target or self.compile_for
-        compiler = compiler_for(target)
-        converted = _converted(module, compiler)
-        flags = self._flags(target, converted or module)
-        version = compiler.version()
-        return artifact_key(module, compiler.name, version, flags, target.name, self.level, converted=converted)
+    def key(self, module: ModuleIdentity) -> ArtifactKey:
+        """The key that a miss of ``module`` is compiled under."""
+        return self._requests(module)[self.compile_for.name].key
 
     def lookup(self, module: ModuleIdentity) -> Resolution | None:
         """The best entry that a tier has, or None. Compiles nothing."""
         start = time.monotonic()
-        keys = {key.digest: (key, target) for target in self.targets for key in [self.key(module, target)]}
-        found = self.cache.lookup(*keys)
+        requests = self._requests(module)
+        wanted = {request.key.digest: request for request in (requests[target.name] for target in self.targets)}
+        found = self.cache.lookup(*wanted)
         if found is None:
             return None
-        key, target = keys[found.entry.key]
-        return Resolution(key, found.entry, Source(found.tier), target, time.monotonic() - start)
+        request = wanted[found.entry.key]
+        return Resolution(request.key, found.entry, Source(found.tier), request.target, time.monotonic() - start)
 
     def has(self, module: ModuleIdentity) -> bool:
         """Whether a tier says that it has an entry. Fetches nothing."""
-        return any(self.cache.where(self.key(module, target).digest) for target in self.targets)
+        requests = self._requests(module)
+        return any(self.cache.where(requests[target.name].key.digest) for target in self.targets)
 
-    def resolve(self, module: ModuleIdentity, provenance: Mapping[str, Any]) -> Resolution:
+    def resolve(
+        self, module: ModuleIdentity, provenance: Mapping[str, Any], found: Resolution | None = None
+    ) -> Resolution:
         """The entry for ``module``, compiled if no tier has it, and published as the policy says.
 
         ``provenance`` is stored beside a new entry, unhashed, so that a later miss can be explained; its ``graph`` is
-        the name for messages. Raises :class:`CacheMissError` in strict mode, and for a module of which only the
-        identity is known; :class:`CompileError` where the compiler fails, :class:`CacheError` where a required publish
-        fails.
+        the name for messages. ``found`` is what :meth:`lookup` has given: it is not looked up again. Raises
+        :class:`CacheMissError` in strict mode, and for a module of which only the identity is known;
+        :class:`CompileError` where the compiler fails, :class:`CacheError` where a required publish fails.
         """
         start = time.monotonic()
-        resolution = self.lookup(module) or self._compile_once(module, provenance)
+        spent = 0.0 if found is None else found.seconds
+        resolution = found or self.lookup(module) or self._compile_once(module, provenance)
         published = self._publish(resolution)
-        return replace(resolution, seconds=time.monotonic() - start, published=published)
+        return replace(resolution, seconds=spent + time.monotonic() - start, published=published)
+
+    def _requests(self, module: ModuleIdentity) -> dict[str, CompileRequest]:
+        identity = module.format, module.sha256, module.abi
+        if identity not in self._derived:
+            targets = [self.compile_for, *self.targets]
+            self._derived[identity] = compile_requests(module, targets, self.level, self.compiler_args)
+        return self._derived[identity]
 
     def _compile_once(self, module: ModuleIdentity, provenance: Mapping[str, Any]) -> Resolution:
-        key = self.key(module)
+        request = self._requests(module)[self.compile_for.name]
+        key = request.key
         if self.strict or not isinstance(module, LoweredModule):
             misses.record(self.cache.local, key, provenance)
             raise CacheMissError(
@@ -158,11 +168,13 @@ class Pipeline:
             there = self.cache.local.lookup(key.digest)
             if there is not None:
                 return Resolution(key, there, Source.LOCAL, self.compile_for, 0.0)
-            entry = self._compile(module, key, provenance)
+            entry = self._compile(module, request, provenance)
         return Resolution(key, entry, Source.COMPILED, self.compile_for, 0.0)
 
     def _publish(self, resolution: Resolution) -> bool:
         if self.publish is Publish.REQUIRED:
+            if not self.cache.remotes:
+                self.cache.local.check_kept(resolution.entry)
             return self.cache.publish_remote(resolution.entry)
         if self.publish is Publish.BEST_EFFORT and resolution.source is Source.COMPILED:
             try:
@@ -171,22 +183,14 @@ class Pipeline:
                 logger.warning("%s was compiled, but not published: %s", resolution.key.digest, error)
         return False
 
-    def _flags(self, target: Target, module: ModuleIdentity) -> tuple[str, ...]:
-        return (*compiler_for(target).flags(target, self.level, module), *self.compiler_args)
-
-    def _compile(self, module: LoweredModule, key: ArtifactKey, provenance: Mapping[str, Any]) -> Entry:
-        compiler = compiler_for(self.compile_for)
-        converted = _converted(module, compiler)
-        graph = provenance.get("graph", "a graph of user code")
-        about = f"{graph} for {self.compile_for.name} (key {key.digest})"
-        flags = self._flags(self.compile_for, converted or module)
-        given = module.file_name if converted is None else CONVERTED_FILE
-        work = Work(key.digest, given, artifact_name(compiler, key), flags, about)
+    def _compile(self, module: LoweredModule, request: CompileRequest, provenance: Mapping[str, Any]) -> Entry:
+        key, compiler = request.key, request.compiler
+        about = f"{provenance.get('graph', 'a graph of user code')} for {request.target.name} (key {key.digest})"
+        work = Work(key.digest, request.module_file(module), request.artifact_file, request.flags, about)
 
         def fill(folder: Path) -> None:
-            (folder / module.file_name).write_bytes(module.data)
-            if converted is not None:
-                (folder / given).write_bytes(converted.data)
+            for name, data in request.files(module).items():
+                (folder / name).write_bytes(data)
             steps.reached(Step.MODULE_WRITTEN)
             report = compile_admitted(self.cache.local, compiler, work, folder)
             steps.reached(Step.COMPILED)
@@ -194,23 +198,10 @@ class Pipeline:
                 folder,
                 key=key,
                 abi=module.abi,
-                required_features=compiler.required_features(self.compile_for),
+                required_features=compiler.required_features(request.target),
                 provenance=provenance,
                 compile_seconds=report.seconds,
                 peak_memory_bytes=report.peak_memory_bytes,
             )
 
         return self.cache.local.build(key.digest, fill)
-
-
-def _converted(module: ModuleIdentity, compiler: Compiler) -> LoweredModule | None:
-    """The module in the form that the compiler takes; None where it takes the module as it is."""
-    if module.format in compiler.formats:
-        return None
-    assert isinstance(module, LoweredModule), "only modules of the native route are recalled without their bytes"
-    return to_stablehlo(module)
-
-
-def artifact_name(compiler: Compiler, key: ArtifactKey) -> str:
-    """``graph.vmfb``; a NEFF carries its key in its name, as the reference's does."""
-    return f"graph_{key.digest}.neff" if compiler.artifact_suffix == "neff" else f"graph.{compiler.artifact_suffix}"

@@ -17,16 +17,20 @@ from vllm_neuron.lowering.module import ModuleIdentity
 
 @dataclass(frozen=True)
 class GraphRequest:
-    """One named graph to resolve, with the provenance that a new entry for it records."""
+    """One named graph to resolve, with the provenance that a new entry for it records.
+
+    ``found`` is the entry, where it has been looked up already.
+    """
 
     name: str
     module: ModuleIdentity
     provenance: dict[str, Any]
+    found: Resolution | None = None
 
 
 @dataclass(frozen=True)
 class GraphOutcome:
-    """What became of one request: a resolution, or the error that prevented it."""
+    """What became of one request: a resolution, or the error that prevented it or what is owed with it."""
 
     request: GraphRequest
     resolution: Resolution | None
@@ -66,6 +70,6 @@ def resolve_all(
 
 def _resolve(pipeline: Pipeline, request: GraphRequest) -> GraphOutcome:
     try:
-        return GraphOutcome(request, pipeline.resolve(request.module, request.provenance), None)
+        return GraphOutcome(request, pipeline.resolve(request.module, request.provenance, request.found), None)
     except NeuronError as error:
         return GraphOutcome(request, None, error)

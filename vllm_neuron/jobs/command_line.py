@@ -20,7 +20,7 @@ from vllm_neuron.compilers.base import check_compiler
 from vllm_neuron.errors import ConfigError, NeuronError
 from vllm_neuron.jobs.compile_only import compile_model
 from vllm_neuron.jobs.report import JobReport
-from vllm_neuron.serve.model_folder import check_dtype_known
+from vllm_neuron.model.checkpoint import check_dtype_known
 from vllm_neuron.targets import resolve_target
 
 try:

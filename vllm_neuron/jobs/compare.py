@@ -13,21 +13,22 @@ from rich.table import Table
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader import get_model
 
+from vllm_neuron.abi import dtype_name
+from vllm_neuron.execute.compiled import CompiledExecutor
+from vllm_neuron.execute.eager import EagerExecutor
+from vllm_neuron.execute.executor import allocate
+from vllm_neuron.execute.start_report import StartClock
+from vllm_neuron.graphs.graph_set import GraphSet
+from vllm_neuron.graphs.prepare import Policy
 from vllm_neuron.jobs.command_line import engine_config, parse
 from vllm_neuron.jobs.comparison import BucketResult, Comparison, Sizes
+from vllm_neuron.model.buckets import buckets_for
+from vllm_neuron.model.groups import init_groups
+from vllm_neuron.model.kv import planned_blocks
+from vllm_neuron.model.level import chosen_level
+from vllm_neuron.model.patches import set_ir_defaults, without_accelerator
+from vllm_neuron.model.step import StepModel, model_inputs
 from vllm_neuron.routes import Route, default_level
-from vllm_neuron.serve.accelerator import without_accelerator
-from vllm_neuron.serve.buckets import buckets_for
-from vllm_neuron.serve.eager import EagerExecutor
-from vllm_neuron.serve.executable import CompiledExecutor
-from vllm_neuron.serve.executor import allocate
-from vllm_neuron.serve.graphs import GraphSet
-from vllm_neuron.serve.groups import init_groups
-from vllm_neuron.serve.kv import planned_blocks
-from vllm_neuron.serve.platform import EXPLICIT_LEVEL
-from vllm_neuron.serve.start_report import StartClock
-from vllm_neuron.serve.step import StepModel, model_inputs
-from vllm_neuron.serve.tracing import set_ir_defaults
 from vllm_neuron.targets import compile_target
 
 
@@ -69,19 +70,19 @@ def compare_command(model: str, options: Sequence[str], steps: int) -> Compariso
     """
     arguments = parse("vllm-neuron compare", model, options)
     arguments.model = arguments.model_tag
-    return compare(engine_config(arguments, "server"), steps)
+    return compare(engine_config(arguments, "server"), chosen_level(arguments.optimization_level), steps)
 
 
-def compare(vllm_config: Any, steps: int) -> ComparisonReport:
+def compare(vllm_config: Any, level: int | None, steps: int) -> ComparisonReport:
     """Compile every graph of one configuration by both routes, and run each of them and eager PyTorch side by side.
 
-    Raises what capture and the compilers raise.
+    ``level`` is the optimization level of both; None for the default of each. Raises what capture and compilers raise.
     """
     without_accelerator()
     # One after the other, and before gloo and IREE have threads: capture workers are forked.
     graphs: dict[Route, GraphSet] = {}
     for route in Route:
-        graphs[route] = GraphSet(vllm_config, route=route, level=_level(vllm_config, route))
+        graphs[route] = GraphSet(vllm_config, Policy.comparing(route, default_level(route) if level is None else level))
         graphs[route].wait({})
     step_model = _load(vllm_config)
     blocks = planned_blocks(step_model, vllm_config)
@@ -95,12 +96,7 @@ def compare(vllm_config: Any, steps: int) -> ComparisonReport:
     sizes = Sizes.of(vllm_config, blocks)
     results = list(Comparison(sizes, buckets_for(vllm_config), reference, others, steps).run())
     model = vllm_config.model_config
-    return ComparisonReport(model.model, str(model.dtype).removeprefix("torch."), compile_target().name, results)
-
-
-def _level(vllm_config: Any, route: Route) -> int:
-    explicit = EXPLICIT_LEVEL in (vllm_config.additional_config or {})
-    return int(vllm_config.optimization_level) if explicit else default_level(route)
+    return ComparisonReport(model.model, dtype_name(model.dtype), compile_target().name, results)
 
 
 def _load(vllm_config: Any) -> StepModel:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from vllm_neuron.serve.batch import Requests, StepBuilder
-from vllm_neuron.serve.buckets import Bucket
-from vllm_neuron.serve.executor import GraphExecutor
+from vllm_neuron.execute.batch import Requests, StepBuilder
+from vllm_neuron.execute.executor import GraphExecutor
+from vllm_neuron.model.buckets import Bucket
 
 _SEED = 0
 

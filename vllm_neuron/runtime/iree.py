@@ -19,8 +19,8 @@ from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defin
 
 from vllm_neuron.abi import Abi
 from vllm_neuron.errors import DamagedEntryError, IncompatibleHostError
+from vllm_neuron.host.cpu import usable_cores
 from vllm_neuron.runtime.base import BoundCall, check_inputs, torch_dtype
-from vllm_neuron.runtime.cpu import usable_cores
 
 ALIGNMENT = 64  # bytes, of any buffer that IREE imports
 _DLPACK_CPU = 1

@@ -9,8 +9,8 @@ from typing import Any
 
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError
+from vllm_neuron.model.buckets import buckets_for, compiler_arguments
 from vllm_neuron.routes import check_available, current_route
-from vllm_neuron.serve.buckets import buckets_for, compiler_arguments
 from vllm_neuron.targets import compile_target
 
 logger = logging.getLogger("vllm.neuron.checks")

@@ -1,4 +1,4 @@
-"""vLLM's command line: what is noted as it is parsed, and errors in one line with exit status 2."""
+"""vLLM's command line: what is checked as it is parsed, and errors in one line with exit status 2."""
 
 from __future__ import annotations
 
@@ -8,27 +8,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vllm.utils.import_utils import resolve_obj_by_qualname
-
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError, NeuronError
-from vllm_neuron.serve.buckets import neuron_config
-from vllm_neuron.serve.model_folder import check_model_folder
-
-LEVEL_OPTION = "--optimization-level"
-_SERVE_JOB = "vllm_neuron.jobs.command_line.serve_command"
+from vllm_neuron.model.buckets import neuron_config
+from vllm_neuron.model.checkpoint import check_model_folder
+from vllm_neuron.model.patches import after_parsing
 
 _parsed = False
 
 
 def prepare(parser: Any) -> None:
-    """Teach vLLM's parser to note an explicit optimization level, and to check arguments once it has them."""
-    _keep_level_as_given(parser)
-    parse_known_args = parser.parse_known_args
+    """Have arguments checked as soon as vLLM's parser has read them."""
 
-    def parse_and_check(*args: Any, **kwargs: Any) -> Any:
+    def check(namespace: Any) -> None:
         global _parsed
-        namespace, rest = parse_known_args(*args, **kwargs)
         _parsed = True
         with refusing():
             envs.check_environment()
@@ -37,9 +30,8 @@ def prepare(parser: Any) -> None:
                 check_model_folder(model)
         if envs.CPU_COMPILE.get() and _serves(parser):
             raise SystemExit(_compile_instead(namespace))
-        return namespace, rest
 
-    parser.parse_known_args = parse_and_check
+    after_parsing(parser, check)
 
 
 @contextmanager
@@ -60,23 +52,12 @@ def _serves(parser: Any) -> bool:
 
 
 def _compile_instead(arguments: Any) -> int:
-    """The job that takes the server's place in compile-only mode: the one call upward. Returns the exit code."""
+    """The job that takes the server's place in compile-only mode. Returns the exit code."""
+    # Imports most of vLLM, which a server that only parses its options need not wait for.
+    from vllm_neuron.jobs.command_line import serve_command
+
     try:
-        return int(resolve_obj_by_qualname(_SERVE_JOB)(arguments))
+        return serve_command(arguments)
     except NeuronError as error:
         print(f"vllm: error: {error}", file=sys.stderr, flush=True)
         return 2 if isinstance(error, ConfigError) else 1
-
-
-def _keep_level_as_given(parser: Any) -> None:
-    """A level on the command line stays a number, as one in ``LLM(...)`` is; see ``platform``."""
-    action = parser._option_string_actions.get(LEVEL_OPTION)
-    if action is None:
-        return
-
-    class AsNumber(type(action)):  # type: ignore[misc]
-        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-            super().__call__(parser, namespace, values, option_string)
-            setattr(namespace, self.dest, int(getattr(namespace, self.dest)))
-
-    action.__class__ = AsNumber

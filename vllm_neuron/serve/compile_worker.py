@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from vllm_neuron.errors import CompileError
-from vllm_neuron.serve.kv import kv_bytes_per_block, planned_blocks
+from vllm_neuron.graphs.model_capture import ModelCapture
+from vllm_neuron.jobs.compile_only import compile_model
+from vllm_neuron.model.kv import kv_bytes_per_block, planned_blocks
+from vllm_neuron.model.step import StepModel
 from vllm_neuron.serve.lifetime import end_with_parent, ends_engine
-from vllm_neuron.serve.step import StepModel
-from vllm_neuron.serve.tracing import Tracer
-
-# The one call upward: vLLM makes a worker where it means to serve, and here a job is to run.
-_JOB = "vllm_neuron.jobs.compile_only.compile_model"
 
 
 class CompileOnlyWorker(WorkerBase):
@@ -30,14 +27,14 @@ class CompileOnlyWorker(WorkerBase):
     def init_device(self) -> None:
         """Compile everything, before vLLM asks for more. Raises :class:`CompileError` where a graph is not there."""
         end_with_parent()
-        report = resolve_obj_by_qualname(_JOB)(self.vllm_config)
+        report = compile_model(self.vllm_config)
         if report.exit_code:
             errors = (f"{line.graph}: {line.error}" for line in report.graphs if line.error)
             raise CompileError("\n".join([report.summary(), *errors]))
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """The model's shapes."""
-        self._step_model = Tracer(self.vllm_config).step_model
+        self._step_model = ModelCapture(self.vllm_config).step_model
 
     def get_model(self) -> nn.Module:
         """vLLM's model, without values."""

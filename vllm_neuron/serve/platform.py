@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import os
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from vllm_neuron import envs, logs, metrics
 from vllm_neuron.errors import ConfigError, UnsupportedError
-from vllm_neuron.routes import current_route, log_once, optimization_level
+from vllm_neuron.execute.start_report import note_process_start
+from vllm_neuron.model import patches
 from vllm_neuron.serve import checks, command_line, lifetime
-from vllm_neuron.serve.start_report import note_process_start
 from vllm_neuron.targets import compile_target
 
 WORKER = "vllm_neuron.serve.worker.NeuronWorker"
 COMPILE_ONLY_WORKER = "vllm_neuron.serve.compile_worker.CompileOnlyWorker"
-EXPLICIT_LEVEL = "explicit_optimization_level"
 
-# The scheduler speaks the dialect of one runner or the other, and the choice depends on what else is installed.
-os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-# A first start compiles everything, which takes longer than vLLM waits by default.
-os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(24 * 3600))
-
+patches.set_vllm_variables()
 # vLLM imports this module before anything of Prometheus.
 metrics.share()
 note_process_start()
@@ -102,7 +93,7 @@ class NeuronPlatform(Platform):
                 raise UnsupportedError(f"Attention of the kind {kind} is not supported on the Neuron platform")
         if attn_selector_config.has_sink:
             raise UnsupportedError("Attention with sinks is not supported on the Neuron platform")
-        return "vllm_neuron.serve.attention.NeuronAttentionBackend"
+        return "vllm_neuron.model.attention.NeuronAttentionBackend"
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:
@@ -131,8 +122,7 @@ class NeuronPlatform(Platform):
             return
         with command_line.refusing():
             envs.check_environment()
-        _raise_config_errors_as_they_are()
-        _note_explicit_level()
+        patches.extend_configurations()
 
     @classmethod
     def validate_request(cls, processed_inputs: Any, params: Any) -> None:
@@ -142,15 +132,10 @@ class NeuronPlatform(Platform):
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: Any) -> None:
-        """The optimization level of the route; vLLM's own compiler stays off."""
+        """vLLM's own compiler stays off."""
         from vllm.config import CompilationMode
-        from vllm.config.vllm import OptimizationLevel
 
         checks.warn_about_ignored(vllm_config)
-        explicit = EXPLICIT_LEVEL in (vllm_config.additional_config or {})
-        level, line = optimization_level(current_route(), int(vllm_config.optimization_level), explicit)
-        log_once(line)
-        vllm_config.optimization_level = OptimizationLevel(level)
         vllm_config.compilation_config.mode = CompilationMode.NONE
 
     @classmethod
@@ -171,43 +156,3 @@ _COMPILE_ONLY = (
     f"{envs.CPU_COMPILE.name}=1 only compiles: every graph is in the cache, and nothing can be generated in this mode. "
     "Unset the variable to serve from the cache"
 )
-
-
-@functools.cache
-def _raise_config_errors_as_they_are() -> None:
-    """Keep pydantic from turning a ``ConfigError`` of our hooks into four lines about types and a web page."""
-    from vllm.config import ModelConfig, VllmConfig
-
-    for config in (ModelConfig, VllmConfig):
-        setattr(config, "__init__", _unwrapping(config.__init__))  # noqa: B010
-
-
-def _unwrapping(make: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(make)
-    def make_or_refuse(*args: Any, **kwargs: Any) -> None:
-        try:
-            make(*args, **kwargs)
-        except ValidationError as error:
-            causes = [detail.get("ctx", {}).get("error") for detail in error.errors()]
-            ours = next((cause for cause in causes if isinstance(cause, ConfigError)), None)
-            raise (ours or error) from None
-
-    return make_or_refuse
-
-
-def _note_explicit_level() -> None:
-    """Note, in the configuration that is being made, that its optimization level was chosen by the user.
-
-    vLLM's default is a member of an enumeration, and what a user gives is a number, until they become one thing in
-    ``VllmConfig``. This is called from the method of ``EngineArgs`` that makes it.
-    """
-    from vllm.engine.arg_utils import EngineArgs
-
-    frame = inspect.currentframe()
-    while frame is not None:
-        args = frame.f_locals.get("self")
-        if isinstance(args, EngineArgs):
-            if args.optimization_level is not EngineArgs.optimization_level:
-                args.additional_config = {**(args.additional_config or {}), EXPLICIT_LEVEL: True}
-            return
-        frame = frame.f_back

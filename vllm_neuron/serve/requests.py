@@ -13,7 +13,7 @@ from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 from vllm_neuron.errors import UnsupportedError
-from vllm_neuron.serve.batch import Requests
+from vllm_neuron.execute.batch import Requests
 
 
 class RunningRequests:

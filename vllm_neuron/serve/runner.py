@@ -14,9 +14,9 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
 from vllm_neuron import metrics
-from vllm_neuron.serve.batch import StepBuilder
-from vllm_neuron.serve.buckets import Bucket
-from vllm_neuron.serve.executor import GraphExecutor, Inputs
+from vllm_neuron.execute.batch import StepBuilder
+from vllm_neuron.execute.executor import GraphExecutor, Inputs
+from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.serve.prompt_logprobs import PromptLogprobs
 from vllm_neuron.serve.requests import RunningRequests
 

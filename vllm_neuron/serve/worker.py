@@ -20,20 +20,20 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from vllm_neuron import envs, metrics
 from vllm_neuron.errors import UnsupportedError
-from vllm_neuron.runtime.cpu import usable_cores
-from vllm_neuron.serve.accelerator import without_accelerator
-from vllm_neuron.serve.buckets import buckets_for
-from vllm_neuron.serve.eager import EagerExecutor
-from vllm_neuron.serve.executor import GraphExecutor, allocate
-from vllm_neuron.serve.groups import init_groups
-from vllm_neuron.serve.kv import check_host_memory, kv_bytes_per_block, planned_blocks
+from vllm_neuron.execute.eager import EagerExecutor
+from vllm_neuron.execute.executor import GraphExecutor, allocate
+from vllm_neuron.execute.start_report import StartClock, tell
+from vllm_neuron.host.cpu import usable_cores
+from vllm_neuron.model.buckets import buckets_for
+from vllm_neuron.model.groups import init_groups
+from vllm_neuron.model.kv import check_host_memory, kv_bytes_per_block, planned_blocks
+from vllm_neuron.model.patches import without_accelerator
+from vllm_neuron.model.step import StepModel, model_inputs
 from vllm_neuron.serve.lifetime import end_with_parent, ends_engine, free_at_exit
 from vllm_neuron.serve.runner import NeuronRunner
-from vllm_neuron.serve.start_report import StartClock, tell
-from vllm_neuron.serve.step import StepModel, model_inputs
 
 if TYPE_CHECKING:
-    from vllm_neuron.serve.graphs import GraphSet
+    from vllm_neuron.graphs.graph_set import GraphSet
 
 logger = logging.getLogger("vllm.neuron.worker")
 
@@ -59,11 +59,12 @@ class NeuronWorker(WorkerBase):
         self.device = torch.device("cpu")
         if not envs.CPU_MODE.get():
             # CPU mode loads nothing of the compiler.
-            from vllm_neuron.serve.graphs import GraphSet
+            from vllm_neuron.graphs.graph_set import GraphSet
+            from vllm_neuron.graphs.prepare import Policy
 
             # Capture workers are forked here: before gloo and IREE have threads.
             with self._clock.phase("recall"):
-                self._graphs = GraphSet(self.vllm_config)
+                self._graphs = GraphSet(self.vllm_config, Policy.serving())
         end_with_parent()
         init_groups(self.vllm_config, self.rank, self.distributed_init_method, self.local_rank)
         set_random_seed(self.model_config.seed)
@@ -178,7 +179,7 @@ class NeuronWorker(WorkerBase):
     def _make_executor(self, k_caches: list[torch.Tensor], v_caches: list[torch.Tensor]) -> GraphExecutor:
         if self._graphs is None:
             return EagerExecutor(self._loaded(), k_caches, v_caches)
-        from vllm_neuron.serve.executable import CompiledExecutor
+        from vllm_neuron.execute.compiled import CompiledExecutor
 
         return CompiledExecutor(self._graphs, model_inputs(self._loaded(), k_caches, v_caches), self._clock)
 

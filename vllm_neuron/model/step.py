@@ -12,11 +12,11 @@ from vllm.forward_context import ForwardContext, override_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
-from vllm_neuron.abi import TensorSpec
+from vllm_neuron.abi import TensorSpec, dtype_name
 from vllm_neuron.errors import UnsupportedError
-from vllm_neuron.serve.attention import PagedStep, StepHolder
-from vllm_neuron.serve.buckets import Bucket
-from vllm_neuron.serve.moe import open_mixtures
+from vllm_neuron.model.attention import PagedStep, StepHolder
+from vllm_neuron.model.buckets import Bucket
+from vllm_neuron.model.mixtures import open_mixtures
 
 STEP_INPUTS = ("input_ids", "positions", "slot_mapping", "block_tables", "logits_indices")
 
@@ -84,7 +84,7 @@ class StepModel(nn.Module):
         """K and V cache of each attention layer, in order: [num_blocks * kv heads * block_size, head dim]."""
         specs = []
         for layer in self.layers.values():
-            dtype, rows = _name(layer.kv_cache_torch_dtype), num_blocks * layer.num_kv_heads * self.block_size
+            dtype, rows = dtype_name(layer.kv_cache_torch_dtype), num_blocks * layer.num_kv_heads * self.block_size
             specs.append((TensorSpec(dtype, (rows, layer.head_size)), TensorSpec(dtype, (rows, layer.head_size_v))))
         return specs
 
@@ -109,7 +109,3 @@ def _is_plain_attention(layer: Any) -> bool:
     if isinstance(layer, AttentionLayerBase) and type(layer) is not Attention:
         raise UnsupportedError(f"A model with layers of type {type(layer).__name__} is not supported")
     return type(layer) is Attention
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -6,8 +6,8 @@ from typing import Any
 
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError, IncompatibleHostError
-from vllm_neuron.runtime.cpu import available_memory_bytes
-from vllm_neuron.serve.step import StepModel
+from vllm_neuron.host.cpu import available_memory_bytes
+from vllm_neuron.model.step import StepModel
 from vllm_neuron.targets import Target, compile_target
 
 GiB = 1 << 30

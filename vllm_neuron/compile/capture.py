@@ -29,7 +29,7 @@ _LIBRARIES = ("aten", "prims")
 def fake_inputs(mode: FakeTensorMode, specs: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
     """Fresh, contiguous fake CPU tensors for ``specs``, by name."""
     with mode:
-        return {name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in specs.items()}
+        return {name: torch.empty(spec.shape, dtype=spec.torch_dtype) for name, spec in specs.items()}
 
 
 def capture(

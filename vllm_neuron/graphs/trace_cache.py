@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ from vllm_neuron.cache.manifests import FoundManifest, ManifestStore
 from vllm_neuron.cache.sources import SourceDigests
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheError, UnsupportedError
-from vllm_neuron.lowering.module import LoweredModule, ModuleIdentity
+from vllm_neuron.graphs.trace_key import TraceKeys
+from vllm_neuron.lowering.module import LoweredModule
+from vllm_neuron.model.buckets import Bucket
+from vllm_neuron.model.step import step_inputs
 from vllm_neuron.routes import Route, current_route
-from vllm_neuron.serve.buckets import Bucket
-from vllm_neuron.serve.step import step_inputs
-from vllm_neuron.serve.trace_key import TraceKeys
 
 logger = logging.getLogger("vllm.neuron.precompile")
 
@@ -32,7 +32,7 @@ _SOURCES = "sources.json"
 
 
 @dataclass(frozen=True)
-class TracedGraph:
+class CapturedGraph:
     """One bucket, captured and lowered. ``input_names`` says, by position, what each input of the module is.
 
     ``unread`` are the weights and KV caches of the captured model that the graph does not read.
@@ -66,18 +66,8 @@ class TraceCache:
             if manifest is not None:
                 found[bucket.name] = manifest
         if self._store.problems:
-            self._tell(list(self._store.problems.values()), lost=len(found) < len(buckets))
+            self._log_problems(list(self._store.problems.values()), lost=len(found) < len(buckets))
         return found
-
-    def usable(self, buckets: Sequence[Bucket], has: Callable[[ModuleIdentity], bool]) -> dict[str, FoundManifest]:
-        """As :meth:`recall`, but only those of modules that ``has`` is true of, and told in the log.
-
-        What has to be compiled has to be captured, for the module's text.
-        """
-        found = self.recall(buckets)
-        usable = {name: each for name, each in found.items() if has(each.manifest.module)}
-        logger.info("%s", self.report(buckets, usable, lost=found.keys() - usable.keys()))
-        return usable
 
     def report(self, buckets: Sequence[Bucket], found: Mapping[str, FoundManifest], lost: Collection[str] = ()) -> str:
         """One line: how many graphs need no capture, and why others do. The artifacts of ``lost`` are in no tier."""
@@ -93,16 +83,10 @@ class TraceCache:
                 reasons.setdefault(reason, []).append(bucket.name)
         return "; ".join([line, *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())])
 
-    def keep(self, traced: TracedGraph) -> Manifest:
+    def keep(self, graph: CapturedGraph) -> Manifest:
         """Store the manifest of a captured graph on this machine, and return it."""
-        manifest = make_manifest(
-            self._keys.key(traced.bucket),
-            traced.bucket.name,
-            self._model,
-            traced.module,
-            traced.input_names,
-            traced.unread,
-        )
+        bucket, key = graph.bucket, self._keys.key(graph.bucket)
+        manifest = make_manifest(key, bucket.name, self._model, graph.module, graph.input_names, graph.unread)
         self._store.store(manifest)
         return manifest
 
@@ -133,7 +117,7 @@ class TraceCache:
         difference = self._store.nearest_difference(key, bucket.name, self._model)
         return difference or "no graph of this name has been captured before"
 
-    def _tell(self, problems: list[str], *, lost: bool) -> None:
+    def _log_problems(self, problems: list[str], *, lost: bool) -> None:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         if lost and envs.strict():
             raise CacheError(
@@ -147,30 +131,55 @@ def _shown(spec: TensorSpec | None) -> str:
     return "absent" if spec is None else str(spec)
 
 
-def open_for_serving(vllm_config: Any, cache: TieredCache) -> TraceCache | str:
-    """The trace cache of a server's start, or why there is none."""
+@dataclass(frozen=True)
+class OpenedTraceCache:
+    """The trace cache of one preparation. ``traces`` is None where there is none: ``off_because`` says why.
+
+    ``recalls`` is False where it is only filled.
+    """
+
+    traces: TraceCache | None
+    off_because: str = ""
+    recalls: bool = True
+
+
+def open_for_serving(vllm_config: Any, cache: TieredCache) -> OpenedTraceCache:
+    """The trace cache of a server's start."""
+    if reason := _off_because():
+        return OpenedTraceCache(None, reason)
+    try:
+        return OpenedTraceCache(TraceCache(vllm_config, cache))
+    except UnsupportedError as error:
+        return OpenedTraceCache(None, str(error))
+
+
+def open_for_compiling(vllm_config: Any, cache: TieredCache) -> OpenedTraceCache:
+    """The trace cache that a compile job fills, unless nothing would ever be read from it. A strict job has none."""
+    if envs.strict():
+        return OpenedTraceCache(None, "a strict job captures every graph")
+    if current_route() is Route.XLA:
+        return OpenedTraceCache(None, _NATIVE_ONLY)
+    try:
+        traces = TraceCache(vllm_config, cache)
+    except UnsupportedError as error:
+        logger.info("No manifests are written: %s", error)
+        return OpenedTraceCache(None, str(error))
+    return OpenedTraceCache(traces, recalls=envs.CACHING_PRECOMPILE.get() or not envs.CACHING_PRECOMPILE.is_set())
+
+
+_NATIVE_ONLY = "it is for the native route only"
+
+
+def _off_because() -> str:
+    """Why a start has no trace cache; '' where it has one."""
     if envs.DISABLE_COMPILE_CACHE.get():
         return f"{envs.DISABLE_COMPILE_CACHE.name} is set"
     if current_route() is Route.XLA:
-        return "it is for the native route only"
-    if not envs.CACHING_PRECOMPILE.get():
-        if envs.CACHING_PRECOMPILE.is_set():
-            return f"{envs.CACHING_PRECOMPILE.name} turns it off"
-        value = envs.BACKEND.get()
-        state = "is unset" if value is None else f"is {value!r}, which is no route"
-        return f"{envs.BACKEND.name} {state}; set it to {Route.NATIVE.value} to turn it on"
-    try:
-        return TraceCache(vllm_config, cache)
-    except UnsupportedError as error:
-        return str(error)
-
-
-def open_for_compiling(vllm_config: Any, cache: TieredCache) -> TraceCache | None:
-    """The trace cache that a compile job fills, or None where nothing would ever be read from it."""
-    if current_route() is Route.XLA:
-        return None
-    try:
-        return TraceCache(vllm_config, cache)
-    except UnsupportedError as error:
-        logger.info("No manifests are written: %s", error)
-        return None
+        return _NATIVE_ONLY
+    if envs.CACHING_PRECOMPILE.get():
+        return ""
+    if envs.CACHING_PRECOMPILE.is_set():
+        return f"{envs.CACHING_PRECOMPILE.name} turns it off"
+    value = envs.BACKEND.get()
+    state = "is unset" if value is None else f"is {value!r}, which is no route"
+    return f"{envs.BACKEND.name} {state}; set it to {Route.NATIVE.value} to turn it on"

@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # As the platform's module does: the call is made when the module is imported, in every process.
 PLATFORM = """
 import os
-from vllm_neuron.serve.start_report import note_process_start
+from vllm_neuron.execute.start_report import note_process_start
 note_process_start()
 
 def tell():

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vllm_neuron.errors import IncompatibleHostError
-from vllm_neuron.runtime import cgroup
+from vllm_neuron.host import cgroup
 
 _V1 = ("cmov", "cx8", "fxsr", "mmx", "sse", "sse2", "x87")
 _V2 = (*_V1, "crc32", "cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3")

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import NeuronError
+from vllm_neuron.execute.executor import Inputs
+from vllm_neuron.execute.start_report import StartClock
+from vllm_neuron.graphs.graph_set import PreparedGraph
+from vllm_neuron.host.cpu import check_features
+from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.runtime.base import BoundCall
-from vllm_neuron.runtime.cpu import check_features
 from vllm_neuron.runtime.iree import ALIGNMENT, IreeExecutable
-from vllm_neuron.serve.buckets import Bucket
-from vllm_neuron.serve.executor import Inputs
-from vllm_neuron.serve.graphs import CompiledGraph, GraphSet
-from vllm_neuron.serve.start_report import StartClock
 
 
 class BindingError(NeuronError, RuntimeError):
     """A graph expects an input that the loaded model does not have, or has in another shape or dtype."""
+
+
+class GraphSource(Protocol):
+    """Whoever prepares the graphs, while the weights load."""
+
+    def wait(self, model: Mapping[str, TensorSpec]) -> Sequence[PreparedGraph]:
+        """Every graph, ready to be loaded beside a model with the weights and KV caches ``model``."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,8 @@ class CompiledExecutor:
     :class:`IncompatibleHostError` where an artifact needs a CPU feature that this host lacks.
     """
 
-    def __init__(self, graphs: GraphSet, model_inputs: Mapping[str, torch.Tensor], clock: StartClock) -> None:
-        self._set = graphs
+    def __init__(self, graphs: GraphSource, model_inputs: Mapping[str, torch.Tensor], clock: StartClock) -> None:
+        self._source = graphs
         self._clock = clock
         self._inputs = dict(model_inputs)
         self._graphs: dict[Bucket, _LoadedGraph] = {}
@@ -48,7 +56,7 @@ class CompiledExecutor:
         Raises :class:`CacheMissError` in strict mode, for all misses at once.
         """
         with self._clock.phase("wait_for_graphs"):
-            graphs = self._set.wait({name: _spec(tensor) for name, tensor in self._inputs.items()})
+            graphs = self._source.wait({name: TensorSpec.of(tensor) for name, tensor in self._inputs.items()})
         with self._clock.phase("load_graphs"):
             self._graphs = {graph.bucket: self._load(graph) for graph in graphs}
         with self._clock.phase("try_new_graphs"):
@@ -59,7 +67,7 @@ class CompiledExecutor:
     def run(self, bucket: Bucket, inputs: Inputs) -> torch.Tensor:
         """Logits [bucket.seqs, vocabulary] of one step; the KV caches are written in place.
 
-        ``inputs`` are the step inputs of ``serve.step.step_inputs``, each of the bucket's exact shape. Raises
+        ``inputs`` are the step inputs of ``model.step.step_inputs``, each of the bucket's exact shape. Raises
         :class:`NeuronError` for a bucket that was not compiled at start-up: nothing is compiled while serving.
         """
         graph = self._graphs.get(bucket)
@@ -71,7 +79,7 @@ class CompiledExecutor:
         (logits,) = graph.call()
         return logits
 
-    def _load(self, graph: CompiledGraph) -> _LoadedGraph:
+    def _load(self, graph: PreparedGraph) -> _LoadedGraph:
         abi = graph.entry.abi
         if len(graph.input_names) != len(abi.inputs):
             raise BindingError(
@@ -82,7 +90,7 @@ class CompiledExecutor:
         arguments = []
         for name, spec in zip(graph.input_names, abi.inputs, strict=True):
             if name.startswith("inputs."):
-                tensor = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
+                tensor = torch.zeros(spec.shape, dtype=spec.torch_dtype)
                 staging[name.removeprefix("inputs.")] = tensor
             else:
                 tensor = self._model_input(graph.bucket, name, spec)
@@ -94,7 +102,7 @@ class CompiledExecutor:
         tensor = self._inputs.get(name)
         if tensor is None:
             raise BindingError(f"{bucket.name} needs {name}, which the loaded model does not have")
-        found = _spec(tensor)
+        found = TensorSpec.of(tensor)
         if found != spec:
             raise BindingError(f"{bucket.name} needs {name} as {spec}; the loaded model has it as {found}")
         if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
@@ -103,7 +111,3 @@ class CompiledExecutor:
             # One copy for all buckets.
             tensor = self._inputs[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
         return tensor.detach()
-
-
-def _spec(tensor: torch.Tensor) -> TensorSpec:
-    return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from vllm_neuron.abi import TensorSpec
-from vllm_neuron.serve.buckets import Bucket
-from vllm_neuron.serve.step import step_inputs
+from vllm_neuron.model.buckets import Bucket
+from vllm_neuron.model.step import step_inputs
 
 Inputs = dict[str, npt.NDArray[np.int64]]
 
@@ -36,6 +36,6 @@ def staging(bucket: Bucket, block_size: int) -> Inputs:
 
 def allocate(spec: TensorSpec) -> torch.Tensor:
     """A zeroed tensor in a storage of its own, 64-byte aligned as torch's CPU allocations are."""
-    tensor = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
+    tensor = torch.zeros(spec.shape, dtype=spec.torch_dtype)
     assert tensor.data_ptr() % 64 == 0, "torch allocated unaligned memory"
     return tensor

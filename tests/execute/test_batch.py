@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vllm_neuron.serve.batch import Requests, StepBuilder
-from vllm_neuron.serve.buckets import Bucket
+from vllm_neuron.execute.batch import Requests, StepBuilder
+from vllm_neuron.model.buckets import Bucket
 
 BLOCK = 4
 LENGTH = 32

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from vllm_neuron.errors import IncompatibleHostError
-from vllm_neuron.runtime import cgroup, cpu
+from vllm_neuron.host import cgroup, cpu
 
 # Lines of /proc/cpuinfo, shortened to what matters.
 NEHALEM = "fpu cx8 cmov mmx fxsr sse sse2 pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm"
@@ -70,7 +70,7 @@ def test_check_features_names_what_lacks() -> None:
 
 def test_usable_cores_follow_affinity() -> None:
     code = (
-        "import os; from vllm_neuron.runtime.cpu import usable_cores\n"
+        "import os; from vllm_neuron.host.cpu import usable_cores\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(usable_cores())"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"

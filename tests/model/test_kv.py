@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.engine import run_cases
 from vllm_neuron.errors import ConfigError
-from vllm_neuron.serve.kv import kv_blocks
+from vllm_neuron.model.kv import kv_blocks
 from vllm_neuron.targets import resolve_target
 
 GiB = 1 << 30

@@ -27,7 +27,7 @@ from vllm_neuron.cache.manifest import MANIFEST_VERSION
 from vllm_neuron.cache.sources import SourceDigests
 from vllm_neuron.errors import UnsupportedError
 from vllm_neuron.lowering import release
-from vllm_neuron.serve.buckets import OPTIONS, Bucket
+from vllm_neuron.model.buckets import OPTIONS, Bucket
 from vllm_neuron.targets import compile_target
 
 # Of vLLM's configurations: what says where things come from and go to, what is decided by other parts of the key, and
@@ -172,11 +172,9 @@ def _additional(additional_config: Any) -> Any:
     """The buckets' own sizes are in each key; which others there are doesn't matter to a graph."""
     if not isinstance(additional_config, dict):
         return additional_config
-    left_out = {"neuron_config", "explicit_optimization_level"}
     neuron = {k: v for k, v in (additional_config.get("neuron_config") or {}).items() if k not in OPTIONS}
-    return {k: v for k, v in additional_config.items() if k not in left_out} | (
-        {"neuron_config": neuron} if neuron else {}
-    )
+    others = {k: v for k, v in additional_config.items() if k != "neuron_config"}
+    return others | ({"neuron_config": neuron} if neuron else {})
 
 
 def _versions() -> dict[str, str]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vllm_neuron.serve.buckets import Bucket, BucketTable
-from vllm_neuron.serve.executor import Inputs, staging
+from vllm_neuron.execute.executor import Inputs, staging
+from vllm_neuron.model.buckets import Bucket, BucketTable
 
 Ints = npt.NDArray[np.integer]
 

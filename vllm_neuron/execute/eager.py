@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from vllm_neuron.serve.buckets import Bucket
-from vllm_neuron.serve.executor import Inputs
-from vllm_neuron.serve.step import STEP_INPUTS, StepModel
+from vllm_neuron.execute.executor import Inputs
+from vllm_neuron.model.buckets import Bucket
+from vllm_neuron.model.step import STEP_INPUTS, StepModel
 
 
 class EagerExecutor:

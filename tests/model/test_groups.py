@@ -12,7 +12,7 @@ import pytest
 ALONE = """
 import sys
 from types import SimpleNamespace
-from vllm_neuron.serve.groups import init_groups
+from vllm_neuron.model.groups import init_groups
 parallel = SimpleNamespace(world_size=2, distributed_timeout_seconds=None)
 try:
     init_groups(SimpleNamespace(parallel_config=parallel), 0, f"file://{sys.argv[1]}", 0)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from vllm_neuron.errors import ConfigError
-from vllm_neuron.serve.buckets import BucketTable, buckets_for
-from vllm_neuron.serve.executor import staging
+from vllm_neuron.execute.executor import staging
+from vllm_neuron.model.buckets import BucketTable, buckets_for
 
 
 def configuration(tokens: int, seqs: int, length: int, options: Any = None, **additional: Any) -> Any:

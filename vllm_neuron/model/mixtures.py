@@ -17,6 +17,7 @@ from vllm.model_executor.layers.fused_moe.runner import moe_runner
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
 from vllm_neuron.errors import UnsupportedError
+from vllm_neuron.model.patches import open_mixture, route_by
 
 
 @UnquantizedFusedMoEMethod.register_oot
@@ -54,8 +55,7 @@ def open_mixtures(model: nn.Module) -> None:
     for layer in model.modules():
         if isinstance(layer, moe_runner.MoERunner):
             _check(layer)
-            shared = layer._shared_experts is not None
-            layer._forward_entry = moe_runner._moe_forward_shared if shared else moe_runner._moe_forward
+            open_mixture(layer)
 
 
 def _check(layer: Any) -> None:
@@ -87,4 +87,4 @@ def _topk_softmax(
     return weights, indices.to(topk_indices.dtype)
 
 
-fused_topk_router.vllm_topk_softmax = _topk_softmax
+route_by(_topk_softmax)

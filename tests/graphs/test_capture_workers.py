@@ -17,10 +17,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import os, sys
 from vllm.engine.arg_utils import EngineArgs
-from vllm_neuron.serve.buckets import buckets_for
-from vllm_neuron.serve.tracing import trace
+from vllm_neuron.model.buckets import buckets_for
+from vllm_neuron.graphs.capture_workers import capture_buckets
 config = EngineArgs(model=sys.argv[1], dtype="float32", max_model_len=128, max_num_seqs=4).create_engine_config()
-graphs = trace(config, buckets_for(config) * 200)
+graphs = capture_buckets(config, buckets_for(config) * 200)
 print("FIRST", next(graphs).bucket.name, flush=True)
 for graph in graphs:
     pass
@@ -30,13 +30,13 @@ for graph in graphs:
 FAILING = """
 import multiprocessing, os, signal, sys
 from vllm.engine.arg_utils import EngineArgs
-from vllm_neuron.serve.buckets import buckets_for
-from vllm_neuron.serve.tracing import trace
+from vllm_neuron.model.buckets import buckets_for
+from vllm_neuron.graphs.capture_workers import capture_buckets
 
 def engine(model):
     signal.signal(signal.SIGTERM, lambda *_: None)
     config = EngineArgs(model=model, dtype="float32", max_model_len=128, max_num_seqs=4).create_engine_config()
-    graphs = trace(config, buckets_for(config))
+    graphs = capture_buckets(config, buckets_for(config))
     raise RuntimeError("no weights")
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ import shlex
 from typing import Any
 
 from vllm_neuron import __version__, envs
+from vllm_neuron.abi import dtype_name
+from vllm_neuron.graphs.trace_key import stable
+from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.routes import Route, current_route
-from vllm_neuron.serve.buckets import Bucket
-from vllm_neuron.serve.trace_key import stable
 from vllm_neuron.targets import Target
 
 _PACKAGES = ("torch", "transformers", "vllm", "torch-mlir")
@@ -24,7 +25,7 @@ def provenance(vllm_config: Any, bucket: Bucket) -> dict[str, Any]:
         "graph": bucket.name,
         "model": model.model,
         "architecture": ", ".join(model.architectures),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": dtype_name(model.dtype),
         "max_model_len": model.max_model_len,
         "max_num_seqs": scheduler.max_num_seqs,
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
@@ -43,7 +44,7 @@ def compile_command(vllm_config: Any, target: Target) -> str:
     """The command line that compiles every graph of this configuration, and publishes it where a remote tier is set."""
     model, scheduler, cache = vllm_config.model_config, vllm_config.scheduler_config, vllm_config.cache_config
     options: dict[str, Any] = {
-        "--dtype": str(model.dtype).removeprefix("torch."),
+        "--dtype": dtype_name(model.dtype),
         "--max-model-len": model.max_model_len,
         "--max-num-seqs": scheduler.max_num_seqs,
         "--max-num-batched-tokens": scheduler.max_num_batched_tokens,
