@@ -11,7 +11,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from vllm_neuron.lowering.attention import fused_attention
-from vllm_neuron.lowering.reductions import reductions
+from vllm_neuron.lowering.clamps import clamps, greater_truth, lesser_truth
+from vllm_neuron.lowering.reductions import first_of, reductions
+from vllm_neuron.lowering.several_steps import several_steps
 
 _aten = torch.ops.aten
 
@@ -55,6 +57,8 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
         **table,
         **reductions(table),
         **fused_attention(),
+        **several_steps(table),
+        **clamps(),
         _aten.topk.default: _topk,
         _aten.sort.stable: _sort_stable,
         _aten.cumprod.default: _cumprod,
@@ -74,6 +78,8 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
         _aten.diagonal.default: _diagonal,
         **{scalar: _with_tensor(tensor) for scalar, tensor in _BITWISE.items()},
         **{compare: _of_different_sign(compare) for compare in _COMPARISONS},
+        _aten.maximum.default: first_of(greater_truth, _of_different_sign(_aten.maximum.default)),
+        _aten.minimum.default: first_of(lesser_truth, _of_different_sign(_aten.minimum.default)),
     }
 
 
