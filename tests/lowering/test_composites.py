@@ -58,7 +58,9 @@ ENCODER_INPUTS = (
     torch.tensor([[False] * 5, [False] * 3 + [True] * 2]),
     nn.Transformer.generate_square_subsequent_mask(5),
 )
+W = f32(6, 4, 1, 1).bfloat16()
 NAN = torch.tensor([1.0, -2.0, math.nan, 3.0])
+POINTS = torch.tensor([0.0, -0.0, 1.0, -2.0, math.inf, -math.inf, math.nan])
 
 CASES: dict[str, Case] = {
     "encoder": (encoder(), ENCODER_INPUTS),
@@ -95,6 +97,20 @@ CASES: dict[str, Case] = {
         ),
         (f32(40).half(), f32(40).half(), f32(40).half().abs() + 1),
     ),
+    "points without an angle": (
+        lambda y, x: torch.atan2(y[:, None], x), (POINTS, POINTS)
+    ),
+    "shifts of stretched tensors": (
+        lambda x, y: (x << y, x >> y, (x << 1) >> y), (below(9, 5, 1), below(4, 5))
+    ),
+    "take and unfold without dimensions": (
+        lambda x, i: (x.take(i), x[0].take(torch.tensor(0)), x[0].unfold(0, 1, 1)), (f32(8), torch.tensor(-3))
+    ),
+    "least of sizes": (lambda x: (torch.linalg.vector_norm(x, -math.inf), x.norm(math.inf, 0)), (f32(4, 5),)),
+    "convolution with a window of one": (
+        lambda x, w: (F.conv1d(x, w[..., 0]), F.conv2d(x[..., None], w)), (f32(1, 4, 8).bfloat16(), W)
+    ),
+    "product over nothing": (lambda x, y: (x[:, :0] @ y[:0], x[:0] @ y), (f32(4, 5), f32(5, 3))),
 }  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def _main(
 
 def run(tasks: list[Task], results: Path, workers: int, seconds: float) -> None:
     """Sweep ``tasks`` in a cache of their own, and append a line to ``results`` as each ends."""
-    _warm_up()
+    warm_up()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="opinfo-", ignore_cleanup_errors=True) as cache:
         os.environ["VLLM_CACHE_ROOT"] = cache
@@ -66,7 +66,7 @@ def run(tasks: list[Task], results: Path, workers: int, seconds: float) -> None:
             typer.echo(f"{number}/{len(tasks)} {elapsed:.0f} s  {task.operator} ({task.route}): {told}")
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     """Import what every process needs before they are forked. Nothing is run: threads and devices survive no fork."""
     warnings.simplefilter("ignore")
     import jax  # noqa: F401

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from vllm_neuron.lowering.attention import fused_attention
 from vllm_neuron.lowering.clamps import clamps, greater_truth, lesser_truth
+from vllm_neuron.lowering.edges import edges
 from vllm_neuron.lowering.reductions import first_of, reductions
 from vllm_neuron.lowering.several_steps import several_steps
 
@@ -59,6 +60,7 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
         **fused_attention(),
         **several_steps(table),
         **clamps(),
+        **edges(),
         _aten.topk.default: _topk,
         _aten.sort.stable: _sort_stable,
         _aten.cumprod.default: _cumprod,
@@ -74,7 +76,6 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
         _aten.abs.default: _abs,
         _aten.roll.default: _roll,
         _aten.clamp.default: _clamp,
-        _aten.unfold.default: _unfold,
         _aten.diagonal.default: _diagonal,
         **{scalar: _with_tensor(tensor) for scalar, tensor in _BITWISE.items()},
         **{compare: _of_different_sign(compare) for compare in _COMPARISONS},
@@ -219,14 +220,6 @@ def _rest(dividend: Tensor, divisor: Tensor) -> Tensor:
 def _is_across(rest: Tensor, divisor: Tensor) -> Tensor:
     """Whether the signs differ, so that rounding towards minus infinity goes one step further."""
     return (rest != 0) & ((rest < 0) ^ (divisor < 0))
-
-
-def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    dimension %= x.dim()
-    starts = torch.arange(0, x.shape[dimension] - size + 1, step, device=x.device)
-    index = (starts[:, None] + torch.arange(size, device=x.device)).reshape(-1)
-    shape = [*x.shape[:dimension], len(starts), size, *x.shape[dimension + 1 :]]
-    return x.index_select(dimension, index).view(shape).movedim(dimension + 1, -1)
 
 
 def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:

@@ -169,6 +169,8 @@ _COMPUTED: dict[str, Callable[..., Array]] = {
     "log10": jnp.log10,
     "log1p": jnp.log1p,
     "log2": jnp.log2,
+    "logaddexp": jnp.logaddexp,
+    "logaddexp2": jnp.logaddexp2,
     "maximum": jnp.maximum,
     "minimum": jnp.minimum,
     "neg": jnp.negative,

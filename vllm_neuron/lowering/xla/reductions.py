@@ -94,6 +94,8 @@ def _norm(call: Call, x: Array, order: float = 2, dims: Dims = None, keepdim: bo
     axes, x = _axes(x, dims), jnp.abs(array(x, call.compute_dtype))
     if order == float("inf"):
         return jnp.max(x, axis=axes, keepdims=keepdim)
+    if order == -float("inf"):
+        return jnp.min(x, axis=axes, keepdims=keepdim)
     if order == 0:
         return jnp.sum((x != 0).astype(x.dtype), axis=axes, keepdims=keepdim)
     power = array(float(order), call.compute_dtype)
