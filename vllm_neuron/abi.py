@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,17 @@ if TYPE_CHECKING:
 def dtype_name(dtype: torch.dtype) -> str:
     """torch's own name without the prefix: ``float32``."""
     return str(dtype).removeprefix("torch.")
+
+
+@functools.cache
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype of that name. Raises ``ValueError`` for a name that torch does not have."""
+    import torch  # What only looks a cache over has no use for it.
+
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is not a dtype of torch")
+    return dtype
 
 
 @dataclass(frozen=True)
@@ -31,14 +43,50 @@ class TensorSpec:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype itself. Raises ``AttributeError`` where torch has none of that name."""
-        import torch  # What only looks a cache over has no use for it.
-
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
+        """The dtype itself. Raises ``ValueError`` for a name that torch does not have."""
+        return torch_dtype(self.dtype)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+class InputName(str):
+    """What one input of a model's graph is: a step input, a KV cache of a layer, or a weight.
+
+    The text is that of manifests: ``inputs.<name>``, ``kv.<layer>.k`` or ``.v``, ``weights.<name>``.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def step(cls, name: str) -> InputName:
+        """That of a step input."""
+        return cls(f"inputs.{name}")
+
+    @classmethod
+    def kv(cls, layer: int, side: str) -> InputName:
+        """That of a layer's K or V cache; ``side`` is ``k`` or ``v``."""
+        return cls(f"kv.{layer}.{side}")
+
+    @classmethod
+    def weight(cls, name: str) -> InputName:
+        """That of a parameter or buffer, by the model's own name."""
+        return cls(f"weights.{name}")
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it changes from step to step; all others stay bound."""
+        return self.startswith("inputs.")
+
+    @property
+    def is_kv(self) -> bool:
+        """Whether the graph writes it in place."""
+        return self.startswith("kv.")
+
+    @property
+    def bare(self) -> str:
+        """The name without what says which kind it is."""
+        return self.partition(".")[2]
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def tracer(tmp_path: Path) -> subprocess.Popen[str]:
+def capturing(tmp_path: Path) -> subprocess.Popen[str]:
     """A process with capture workers that have minutes of work before them."""
     model = make_tiny(tmp_path / "model", weights=False)
     process = subprocess.Popen(
@@ -61,21 +61,21 @@ def tracer(tmp_path: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_workers_die_with_a_process_that_is_killed(tracer: subprocess.Popen[str]) -> None:
-    workers = psutil.Process(tracer.pid).children(recursive=True)
+def test_workers_die_with_a_process_that_is_killed(capturing: subprocess.Popen[str]) -> None:
+    workers = psutil.Process(capturing.pid).children(recursive=True)
     assert workers
-    tracer.kill()
-    tracer.communicate()
+    capturing.kill()
+    capturing.communicate()
     _, alive = psutil.wait_procs(workers, timeout=10)
     assert not alive
 
 
-def test_a_worker_that_is_killed_is_an_error(tracer: subprocess.Popen[str]) -> None:
-    for worker in psutil.Process(tracer.pid).children():
+def test_a_worker_that_is_killed_is_an_error(capturing: subprocess.Popen[str]) -> None:
+    for worker in psutil.Process(capturing.pid).children():
         os.kill(worker.pid, signal.SIGKILL)
         break
-    _, errors = tracer.communicate(timeout=60)
-    assert tracer.returncode == 1
+    _, errors = capturing.communicate(timeout=60)
+    assert capturing.returncode == 1
     assert "CaptureError: a capture worker died while" in errors
     assert "VLLM_NEURON_PARALLEL_TRACE_WORKERS=1" in errors
 

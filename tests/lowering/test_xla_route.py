@@ -18,10 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.cache.local import LocalTier
 from vllm_neuron.cache.tiers import TieredCache
+from vllm_neuron.compile import request
 from vllm_neuron.compile.capture import capture
 from vllm_neuron.compile.pipeline import Pipeline
 from vllm_neuron.errors import ConfigError
 from vllm_neuron.lowering.canonical import CanonicalGraph
+from vllm_neuron.lowering.module import LoweredModule
 from vllm_neuron.routes import Route, check_available, lower, to_stablehlo
 from vllm_neuron.runtime.iree import IreeExecutable
 from vllm_neuron.targets import resolve_target
@@ -82,6 +84,24 @@ def test_settings_of_jax_stay_as_they_are() -> None:
     lower(graph(), Route.XLA)
     assert not jax.config.jax_enable_x64
     assert not jax.config.jax_disable_jit
+
+
+def test_a_module_is_converted_once_whatever_is_asked_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys for all targets, a look-up and a compile are made from one conversion."""
+    converted: list[LoweredModule] = []
+
+    def convert(module: LoweredModule) -> LoweredModule:
+        converted.append(to_stablehlo(module))
+        return converted[-1]
+
+    monkeypatch.setattr(request, "to_stablehlo", convert)
+    targets = [resolve_target(f"cpu:x86-64-v{level}") for level in (4, 3, 2)]
+    pipeline = Pipeline(TieredCache(LocalTier(tmp_path), []), targets[1], targets, 1)
+    module = lower(graph(), Route.XLA)
+    key = pipeline.key(module)
+    assert not pipeline.has(module)
+    assert pipeline.resolve(module, {}).key == key == pipeline.key(lower(graph(), Route.XLA))
+    assert len(converted) == 1
 
 
 def test_an_entry_has_the_proto_and_runs_in_place(tmp_path: Path) -> None:

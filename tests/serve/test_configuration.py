@@ -141,7 +141,8 @@ def test_levels_and_their_lines(configured: dict[str, list[dict[str, Any]]]) -> 
 
 
 def level_and_line(result: dict[str, Any]) -> tuple[int, str]:
-    """The level in force, and the one line of the log that tells it."""
+    """The level in force, and the one line of the log that tells it, however often the configuration is made anew."""
+    assert result["level_when_made_again"] == result["level"]
     lines = [line for line in result["log"].splitlines() if any(part in line for part in ROUTE_LINES)]
     assert len(lines) == 1, result["log"]
     return result["level"], lines[0].split("] ", 1)[1]

@@ -126,12 +126,14 @@ def plan(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _facts(config: Any) -> dict[str, Any]:
+    from vllm.config.utils import replace
     from vllm.v1.engine import core_client
 
     from vllm_neuron.model.buckets import buckets_for
 
     return {
         "level": int(config.optimization_level),
+        "level_when_made_again": int(replace(config).optimization_level),
         "buckets": [bucket.name for bucket in buckets_for(config)],
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "max_num_seqs": config.scheduler_config.max_num_seqs,

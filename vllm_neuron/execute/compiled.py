@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from vllm_neuron.abi import TensorSpec
+from vllm_neuron.abi import InputName, TensorSpec
 from vllm_neuron.errors import NeuronError
 from vllm_neuron.execute.executor import Inputs
 from vllm_neuron.execute.start_report import StartClock
@@ -88,17 +88,17 @@ class CompiledExecutor:
             )
         staging: dict[str, torch.Tensor] = {}
         arguments = []
-        for name, spec in zip(graph.input_names, abi.inputs, strict=True):
-            if name.startswith("inputs."):
+        for name, spec in zip(map(InputName, graph.input_names), abi.inputs, strict=True):
+            if name.is_step:
                 tensor = torch.zeros(spec.shape, dtype=spec.torch_dtype)
-                staging[name.removeprefix("inputs.")] = tensor
+                staging[name.bare] = tensor
             else:
                 tensor = self._model_input(graph.bucket, name, spec)
             arguments.append(tensor)
         check_features(graph.entry.metadata.required_features)
         return _LoadedGraph(IreeExecutable(graph.entry.artifact_path, abi).bind(arguments), staging)
 
-    def _model_input(self, bucket: Bucket, name: str, spec: TensorSpec) -> torch.Tensor:
+    def _model_input(self, bucket: Bucket, name: InputName, spec: TensorSpec) -> torch.Tensor:
         tensor = self._inputs.get(name)
         if tensor is None:
             raise BindingError(f"{bucket.name} needs {name}, which the loaded model does not have")
@@ -106,7 +106,7 @@ class CompiledExecutor:
         if found != spec:
             raise BindingError(f"{bucket.name} needs {name} as {spec}; the loaded model has it as {found}")
         if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
-            if name.startswith("kv."):
+            if name.is_kv:
                 raise BindingError(f"{name} must be contiguous and aligned to {ALIGNMENT} bytes to be written in place")
             # One copy for all buckets.
             tensor = self._inputs[name] = tensor.detach().clone(memory_format=torch.contiguous_format)

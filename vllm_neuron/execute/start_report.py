@@ -67,7 +67,7 @@ class StartClock:
         }
 
 
-def tell(facts: Mapping[str, Any]) -> None:
+def log_start(facts: Mapping[str, Any]) -> None:
     """Log a breakdown for a person and one line of JSON for a program, and keep the facts as the last start's."""
     spent = ", ".join(f"{name.replace('_', ' ')} {seconds:.1f} s" for name, seconds in facts["seconds"].items())
     logger.info("Ready after %.1f s: %s", facts["total_seconds"], spent)

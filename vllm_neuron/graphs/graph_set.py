@@ -113,11 +113,11 @@ class GraphSet:
         self._prepared.capture_again(list(reasons))
 
     def _misfit(self, name: str, model: Mapping[str, TensorSpec]) -> str | None:
-        traces = self._prepared.opened.traces
-        assert traces is not None, "only a trace cache recalls"
+        trace_cache = self._prepared.opened.cache
+        assert trace_cache is not None, "only a trace cache recalls"
         if not self._pipeline.strict and isinstance(self._prepared.outcomes[name].error, CacheMissError):
             return "its artifact is in no tier any more"
-        return traces.misfit(self._prepared.recalled[name].found.manifest, self._prepared.buckets[name], model)
+        return trace_cache.misfit(self._prepared.recalled[name].found.manifest, self._prepared.buckets[name], model)
 
     def _graph(self, bucket: Bucket) -> PreparedGraph:
         resolution = self._prepared.outcomes[bucket.name].resolution

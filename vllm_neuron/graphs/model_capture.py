@@ -23,7 +23,7 @@ from vllm.distributed import parallel_state
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from vllm_neuron import envs
-from vllm_neuron.abi import TensorSpec
+from vllm_neuron.abi import InputName, TensorSpec
 from vllm_neuron.compile.capture import capture
 from vllm_neuron.errors import CaptureError, NeuronError
 from vllm_neuron.graphs.trace_cache import CapturedGraph
@@ -57,9 +57,9 @@ class ModelCapture:
     def capture(self, bucket: Bucket) -> CapturedGraph:
         """Capture and lower one bucket. Raises :class:`CaptureError` or :class:`UnsupportedOpError`."""
         start = time.monotonic()
-        step = {f"inputs.{name}": spec for name, spec in step_inputs(bucket, self.step_model.block_size).items()}
+        step = {InputName.step(name): spec for name, spec in step_inputs(bucket, self.step_model.block_size).items()}
         specs = step | self._kv
-        specs |= {f"weights.{name}": TensorSpec.of(tensor) for name, tensor in self._weights.items()}
+        specs |= {InputName.weight(name): TensorSpec.of(tensor) for name, tensor in self._weights.items()}
         with _configured(self._config), self.step_model.context():
             graph = capture(self._forward, specs, self._kv, self._mode)
         module = lower(graph, self._route)
@@ -68,9 +68,9 @@ class ModelCapture:
         return CapturedGraph(bucket, module, graph.input_names, seconds, unread)
 
     def _forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        weights = {f"model.{name}": inputs[f"weights.{name}"] for name in self._weights}
+        weights = {f"model.{name}": inputs[InputName.weight(name)] for name in self._weights}
         caches = [[inputs[name] for name in self._kv if name.endswith(side)] for side in (".k", ".v")]
-        step = [inputs[f"inputs.{name}"] for name in STEP_INPUTS]
+        step = [inputs[InputName.step(name)] for name in STEP_INPUTS]
         logits: torch.Tensor = torch.func.functional_call(self.step_model, weights, (*step, *caches))
         return logits
 
@@ -78,7 +78,7 @@ class ModelCapture:
 def kv_inputs(step: StepModel, num_blocks: int) -> dict[str, TensorSpec]:
     """The KV caches of every attention layer by the names that they have as inputs of a graph, in layer order."""
     return {
-        f"kv.{layer}.{side}": spec
+        InputName.kv(layer, side): spec
         for layer, pair in enumerate(step.kv_specs(num_blocks))
         for side, spec in zip("kv", pair, strict=True)
     }

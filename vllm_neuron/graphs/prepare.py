@@ -34,7 +34,7 @@ class Policy:
     """What a preparation of graphs may do, and what it owes.
 
     strict: what is in no tier is an error; nothing is compiled or published. publish: what is owed to the remote tiers,
-    of entries and of manifests. targets: what is looked up, best first. open_traces: opens the Precompile Cache.
+    of entries and of manifests. targets: what is looked up, best first. open_trace_cache: opens the Precompile Cache.
     route and level: None for the route in force and the configuration's optimization level.
     """
 
@@ -42,7 +42,7 @@ class Policy:
     publish: Publish
     targets: tuple[Target, ...]
     hold: Hold
-    open_traces: Callable[[Any, TieredCache], OpenedTraceCache]
+    open_trace_cache: Callable[[Any, TieredCache], OpenedTraceCache]
     route: Route | None = None
     level: int | None = None
 
@@ -65,7 +65,7 @@ class Policy:
     def comparing(cls, route: Route, level: int) -> Policy:
         """One of several routes side by side, every graph of which is captured."""
         opened = OpenedTraceCache(None, "the route is given")
-        return replace(cls.serving(), open_traces=lambda config, cache: opened, route=route, level=level)
+        return replace(cls.serving(), open_trace_cache=lambda config, cache: opened, route=route, level=level)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Preparation:
         Capture workers are forked here, and work until :meth:`run` has taken what they capture: before there are
         threads, gloo or IREE in this process.
         """
-        self.opened = self._policy.open_traces(self._config, self.pipeline.cache)
+        self.opened = self._policy.open_trace_cache(self._config, self.pipeline.cache)
         self.recalled = self._recall()
         self._captures = self._capture([bucket for name, bucket in self.buckets.items() if name not in self.recalled])
 
@@ -147,13 +147,13 @@ class Preparation:
         self.pins.close()
 
     def _recall(self) -> dict[str, Recalled]:
-        traces, buckets = self.opened.traces, list(self.buckets.values())
-        if traces is None or not self.opened.recalls:
+        trace_cache, buckets = self.opened.cache, list(self.buckets.values())
+        if trace_cache is None or not self.opened.recalls:
             return {}
-        found = traces.recall(buckets)
+        found = trace_cache.recall(buckets)
         usable = {name: recalled for name, each in found.items() if (recalled := self._usable(each)) is not None}
         kept = {name: found[name] for name in usable}
-        logger.info("%s", traces.report(buckets, kept, lost=found.keys() - usable.keys()))
+        logger.info("%s", trace_cache.report(buckets, kept, lost=found.keys() - usable.keys()))
         return usable
 
     def _usable(self, found: FoundManifest) -> Recalled | None:
@@ -209,15 +209,15 @@ class Preparation:
 
     def _keep_manifest(self, outcome: GraphOutcome) -> GraphOutcome:
         """Publish it as its entry was, to the same tiers; ``outcome`` with the error where that was owed and failed."""
-        traces, name = self.opened.traces, outcome.request.name
-        if traces is None or outcome.resolution is None:
+        trace_cache, name = self.opened.cache, outcome.request.name
+        if trace_cache is None or outcome.resolution is None:
             return outcome
         recalled = self.recalled.get(name)
-        manifest = traces.keep(self.captured[name]) if recalled is None else recalled.found.manifest
+        manifest = trace_cache.keep(self.captured[name]) if recalled is None else recalled.found.manifest
         required = self._policy.publish is Publish.REQUIRED
         if required or (self._policy.publish is Publish.BEST_EFFORT and recalled is None):
             try:
-                traces.publish(manifest)
+                trace_cache.publish(manifest)
             except CacheError as error:
                 if required:
                     return replace(outcome, error=error)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_neuron import envs
-from vllm_neuron.abi import TensorSpec
+from vllm_neuron.abi import InputName, TensorSpec
 from vllm_neuron.cache.manifest import Manifest, make_manifest
 from vllm_neuron.cache.manifests import FoundManifest, ManifestStore
 from vllm_neuron.cache.sources import SourceDigests
@@ -99,7 +99,7 @@ class TraceCache:
         steps = step_inputs(bucket, self._block_size)
         for name, spec in manifest.step_inputs().items():
             if steps.get(name) != spec:
-                return f"inputs.{name} is {spec} in the manifest, and {_shown(steps.get(name))} in the bucket"
+                return f"{InputName.step(name)} is {spec} in the manifest, and {_shown(steps.get(name))} in the bucket"
         results = manifest.module.abi.results
         if len(results) != 1 or results[0].shape[:1] != (bucket.seqs,):
             return f"it gives {', '.join(map(str, results))}, not one row of logits for each of {bucket.seqs} sequences"
@@ -133,12 +133,12 @@ def _shown(spec: TensorSpec | None) -> str:
 
 @dataclass(frozen=True)
 class OpenedTraceCache:
-    """The trace cache of one preparation. ``traces`` is None where there is none: ``off_because`` says why.
+    """The trace cache of one preparation. ``cache`` is None where there is none: ``off_because`` says why.
 
     ``recalls`` is False where it is only filled.
     """
 
-    traces: TraceCache | None
+    cache: TraceCache | None
     off_because: str = ""
     recalls: bool = True
 
@@ -160,11 +160,11 @@ def open_for_compiling(vllm_config: Any, cache: TieredCache) -> OpenedTraceCache
     if current_route() is Route.XLA:
         return OpenedTraceCache(None, _NATIVE_ONLY)
     try:
-        traces = TraceCache(vllm_config, cache)
+        trace_cache = TraceCache(vllm_config, cache)
     except UnsupportedError as error:
         logger.info("No manifests are written: %s", error)
         return OpenedTraceCache(None, str(error))
-    return OpenedTraceCache(traces, recalls=envs.CACHING_PRECOMPILE.get() or not envs.CACHING_PRECOMPILE.is_set())
+    return OpenedTraceCache(trace_cache, recalls=envs.CACHING_PRECOMPILE.get() or not envs.CACHING_PRECOMPILE.is_set())
 
 
 _NATIVE_ONLY = "it is for the native route only"

@@ -12,7 +12,7 @@ from vllm.forward_context import ForwardContext, override_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
-from vllm_neuron.abi import TensorSpec, dtype_name
+from vllm_neuron.abi import InputName, TensorSpec, dtype_name
 from vllm_neuron.errors import UnsupportedError
 from vllm_neuron.model.attention import PagedStep, StepHolder
 from vllm_neuron.model.buckets import Bucket
@@ -98,9 +98,9 @@ def model_inputs(
     step_model: StepModel, k_caches: Sequence[torch.Tensor], v_caches: Sequence[torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Weights and caches by the names that they have as inputs of a graph: all that stays bound between steps."""
-    inputs = {f"weights.{name}": tensor for name, tensor in step_model.named_weights()}
+    inputs: dict[str, torch.Tensor] = {InputName.weight(name): each for name, each in step_model.named_weights()}
     for layer, (k_cache, v_cache) in enumerate(zip(k_caches, v_caches, strict=True)):
-        inputs |= {f"kv.{layer}.k": k_cache, f"kv.{layer}.v": v_cache}
+        inputs |= {InputName.kv(layer, "k"): k_cache, InputName.kv(layer, "v"): v_cache}
     return inputs
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
-from vllm_neuron.abi import Abi
+from vllm_neuron.abi import Abi, TensorSpec
 
 
 class BoundCall(Protocol):
@@ -44,17 +43,7 @@ def check_inputs(abi: Abi, inputs: Sequence[torch.Tensor]) -> None:
     for index, (tensor, spec) in enumerate(zip(inputs, abi.inputs, strict=True)):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"input {index} is a {type(tensor).__name__}; expected a tensor {spec}")
-        if tensor.shape != spec.shape or tensor.dtype != torch_dtype(spec.dtype):
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            raise ValueError(f"input {index} is {dtype}[{','.join(map(str, tensor.shape))}]; expected {spec}")
+        if tensor.shape != spec.shape or tensor.dtype != spec.torch_dtype:
+            raise ValueError(f"input {index} is {TensorSpec.of(tensor)}; expected {spec}")
         if tensor.device.type != "cpu":
             raise ValueError(f"input {index} is on {tensor.device}; expected a tensor {spec} on the CPU")
-
-
-@functools.cache
-def torch_dtype(name: str) -> torch.dtype:
-    """The dtype of that name. Raises ``ValueError`` for a name that torch does not have."""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is not a dtype of torch")
-    return dtype

@@ -20,7 +20,7 @@ from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defin
 from vllm_neuron.abi import Abi
 from vllm_neuron.errors import DamagedEntryError, IncompatibleHostError
 from vllm_neuron.host.cpu import usable_cores
-from vllm_neuron.runtime.base import BoundCall, check_inputs, torch_dtype
+from vllm_neuron.runtime.base import BoundCall, check_inputs
 
 ALIGNMENT = 64  # bytes, of any buffer that IREE imports
 _DLPACK_CPU = 1
@@ -87,7 +87,7 @@ class IreeExecutable:
         from iree.runtime import VmContext, VmModule, create_hal_module
 
         for spec in (*abi.inputs, *abi.outputs):
-            if torch_dtype(spec.dtype).itemsize == 1 and spec.dtype.startswith("float"):
+            if spec.torch_dtype.itemsize == 1 and spec.dtype.startswith("float"):
                 raise ValueError(f"{artifact}: IREE's runtime can't be handed a tensor {spec}")
         self.abi = abi
         self.artifact = artifact

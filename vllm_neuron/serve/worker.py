@@ -22,7 +22,7 @@ from vllm_neuron import envs, metrics
 from vllm_neuron.errors import UnsupportedError
 from vllm_neuron.execute.eager import EagerExecutor
 from vllm_neuron.execute.executor import GraphExecutor, allocate
-from vllm_neuron.execute.start_report import StartClock, tell
+from vllm_neuron.execute.start_report import StartClock, log_start
 from vllm_neuron.host.cpu import usable_cores
 from vllm_neuron.model.buckets import buckets_for
 from vllm_neuron.model.groups import init_groups
@@ -127,7 +127,7 @@ class NeuronWorker(WorkerBase):
         # Neither loading nor preparing may change what is sampled.
         set_random_seed(self.model_config.seed)
         metrics.set_startup_time(time.monotonic() - self._started)
-        self._tell()
+        self._log_start()
         return CompilationTimes(language_model=time.monotonic() - started, encoder=0.0)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
@@ -183,10 +183,10 @@ class NeuronWorker(WorkerBase):
 
         return CompiledExecutor(self._graphs, model_inputs(self._loaded(), k_caches, v_caches), self._clock)
 
-    def _tell(self) -> None:
+    def _log_start(self) -> None:
         graphs = {} if self._graphs is None else self._graphs.facts()
         buckets = [bucket.name for bucket in buckets_for(self.vllm_config)]
-        tell(self._clock.facts(self.vllm_config, buckets, graphs))
+        log_start(self._clock.facts(self.vllm_config, buckets, graphs))
 
     def _loaded(self) -> StepModel:
         assert self._step_model is not None, "the model before anything else"
