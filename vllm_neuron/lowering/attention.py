@@ -62,7 +62,7 @@ def _attention(
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     parts = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
-    q, k, v = (F.linear(x, w, b).unflatten(-1, (num_heads, -1)).transpose(1, 2) for x, w, b in parts)
+    q, k, v = (F.linear(x, w, b).view(*x.shape[:2], num_heads, -1).transpose(1, 2) for x, w, b in parts)
     scores = (q * (embed_dim // num_heads) ** -0.5) @ k.transpose(-2, -1)
     weights = scores.softmax(-1) if mask is None else _masked_softmax(scores, mask, -1, mask_type)
     result = F.linear((weights @ v).transpose(1, 2).flatten(-2), proj_weight, proj_bias)

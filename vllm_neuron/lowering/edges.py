@@ -44,7 +44,7 @@ def _of_one_shape(op: OpOverload) -> Callable[[Tensor, Tensor], Any]:
     """torch-mlir ends the process on a shift between tensors that are both stretched."""
 
     def of_one_shape(x: Tensor, y: Tensor) -> Any:
-        shape = torch.broadcast_shapes(x.shape, y.shape)
+        shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]
         return NotImplemented if shape in (x.shape, y.shape) else op(x.expand(shape), y)
 
     return of_one_shape
