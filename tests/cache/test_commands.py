@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 from entries import ABI, FLAGS, KEY, MODULE, OTHER, PARTS, fill, fill_other, manifest, stranger
+from remotes import folder_tier
 from test_entry import flip
 from test_local import names
 
-from vllm_neuron.cache import misses
 from vllm_neuron.cache.entry import write_entry
-from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.key import ArtifactKey, artifact_key
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.manifests import ManifestStore
+from vllm_neuron.cache.local import miss_record
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.manifests.store import ManifestStore
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 INNER = Path("neuron", "compile_cache")
@@ -32,7 +32,7 @@ TRACES = Path("neuron", "precompile_cache")
 def local(tmp_path: Path) -> LocalTier:
     """A local tier with KEY, which a remote folder has too, and OTHER."""
     tier = LocalTier(tmp_path / "root" / INNER)
-    FolderRemote(tmp_path / "remote").publish(tier.build(KEY, fill))
+    folder_tier(tmp_path / "remote").publish(tier.build(KEY, fill))
     tier.build(OTHER.digest, fill_other)
     return tier
 
@@ -189,7 +189,7 @@ def test_gc_of_a_remote_tier(local: LocalTier, run: Run, tmp_path: Path) -> None
     assert f"would be freed in {remote}" in dry.stdout
     done = document(run("cache", "gc", "--plan", "plan.json", "--remote", f"file://{remote}", "--json"))
     assert [(row["key"], row["kept"], row["failed"]) for row in done["entries"]] == [(OTHER.digest, "", False)]
-    assert FolderRemote(tmp_path / "remote").keys() == [KEY]
+    assert folder_tier(tmp_path / "remote").keys() == [KEY]
     assert len(local.keys()) == 2, "the local tier is another"
 
 
@@ -202,7 +202,7 @@ def test_gc_of_a_remote_tier_that_can_t_be_written_to(
     assert done.returncode == 1
     assert f"{KEY}  kept, it can't be removed: " in done.stdout
     assert "Read-only file system" in done.stdout
-    assert FolderRemote(tmp_path / "remote").keys() == [KEY]
+    assert folder_tier(tmp_path / "remote").keys() == [KEY]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_bad_arguments_of_gc(local: LocalTier, run: Run, words: list[str], told:
 def test_explain(local: LocalTier, run: Run, tmp_path: Path) -> None:
     wanted = artifact_key(MODULE, "iree", "3.12.0", FLAGS, "cpu:x86-64-v3", 2)
     provenance = {"model": "tiny", "graph": "decode_b4", "bucket": "prefill_s128", "max_num_seqs": 16}
-    misses.record(local, wanted, provenance, "vllm-neuron compile tiny --target cpu")
+    miss_record.record(local, wanted, provenance, "vllm-neuron compile tiny --target cpu")
     for what in (wanted.digest, wanted.digest[:7], "decode_b4"):
         text = run("cache", "explain", what).stdout
         assert f"decode_b4, key {wanted.digest}, is in none of: " in text
@@ -254,7 +254,7 @@ def test_explain(local: LocalTier, run: Run, tmp_path: Path) -> None:
     assert (unknown.returncode, "neither a key nor a bucket" in unknown.stderr) == (2, True)
     assert PARTS.digest == KEY
     assert ABI is MODULE.abi
-    misses.record(local, wanted, provenance)
+    miss_record.record(local, wanted, provenance)
     assert "To fill the cache, run: vllm-neuron compile tiny" in run("cache", "explain", "decode_b4").stdout
 
 
@@ -297,7 +297,7 @@ def test_the_remote_tier_can_be_named_on_the_command_line(local: LocalTier, run:
     other = str(tmp_path / "other")
     pushed = run("cache", "push", KEY, "--remote", other)
     assert pushed.returncode == 0, pushed.stderr
-    assert FolderRemote(tmp_path / "other").keys() == [KEY]
+    assert folder_tier(tmp_path / "other").keys() == [KEY]
     fresh = {"VLLM_CACHE_ROOT": str(tmp_path / "fresh"), "NEURON_LIBTORCH_REMOTE_CACHE": ""}
     assert f"{KEY}  fetched from {other}" in run("cache", "pull", "--remote", other, **fresh).stdout
     assert other in run("cache", "list", "--remote", other, **fresh).stdout

@@ -17,13 +17,14 @@ from pathlib import Path
 import psutil
 import pytest
 from entries import ARTIFACT, FILES, KEY, OTHER, fill
+from remotes import folder_tier
 from stores import free_ports, fuse_mount
 from test_entry import flip, link, remove, rewrite_metadata, truncate
 
-from vllm_neuron.cache.folder_remote import FolderRemote
-from vllm_neuron.cache.guard import Guarded
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.remote import RemoteTier, open_remote
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.remote.tier import RemoteTier
+from vllm_neuron.cache.remote.urls import open_remote
+from vllm_neuron.cache.store.folder import FolderStore
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheError
 
@@ -68,7 +69,7 @@ class Bench:
 def bench(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Bench:
     caplog.set_level(logging.WARNING)
     entry = LocalTier(tmp_path / "root").build(KEY, fill)
-    FolderRemote(tmp_path / "remote").publish(entry)
+    folder_tier(tmp_path / "remote").publish(entry)
     return Bench(tmp_path / "root", tmp_path / "remote", caplog)
 
 
@@ -173,7 +174,7 @@ def test_local_damage(bench: Bench, fault: str, harm: Callable[[Path], None], fi
         bench.sees(fault)
         assert not (bench.root / KEY).exists()
         assert any((path / name).exists() or harm is remove for path in (bench.root / ".quarantine").glob(f"{KEY}.*"))
-        assert bench.look(FolderRemote(bench.remote)) == "remote"
+        assert bench.look(folder_tier(bench.remote)) == "remote"
         (bench.root.parent / "outside").unlink(missing_ok=True)
         (bench.root / "outside").unlink(missing_ok=True)
 
@@ -195,7 +196,7 @@ def test_local_entry_of_another_format(bench: Bench) -> None:
     ("fault", "harm"), [("remote file truncated", truncate), ("remote file changed", flip)]
 )  # fmt: skip
 def test_remote_damage(bench: Bench, fault: str, harm: Callable[[Path], None], tmp_path: Path) -> None:
-    remote = FolderRemote(bench.remote)
+    remote = folder_tier(bench.remote)
     for n, name in enumerate(name for name in LISTED if name != "metadata.json"):
         harm(bench.remote / KEY / name)
         bench.root, mine = tmp_path / f"host{n}", bench.root
@@ -208,7 +209,7 @@ def test_remote_damage(bench: Bench, fault: str, harm: Callable[[Path], None], t
 
 
 def test_remote_entry_renamed_or_of_another_format(bench: Bench, tmp_path: Path) -> None:
-    remote = FolderRemote(bench.remote)
+    remote = folder_tier(bench.remote)
     bench.root = tmp_path / "host"
     (bench.remote / KEY).rename(bench.remote / OTHER.digest)
     assert bench.look(remote, OTHER.digest) is None
@@ -245,18 +246,18 @@ def stopped_mount(bench: Bench, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_remote_mount_hangs(bench: Bench, stopped_mount: Path, tmp_path: Path) -> None:
-    class Mounted(FolderRemote):
+    class Mounted(FolderStore):
         def __init__(self, root: Path) -> None:
             super().__init__(bench.remote)
             self.root = root
 
     bench.root = tmp_path / "host"
-    remote = Guarded(Mounted(stopped_mount), silence=1.0)
+    remote = RemoteTier(Mounted(stopped_mount), silence=1.0)
     assert bench.look(remote) is None
     bench.sees("remote mount hangs")
     assert bench.look(remote, OTHER.digest) is None
     assert bench.caplog.records == []
-    never_asked = TieredCache(LocalTier(bench.root), [Guarded(Mounted(stopped_mount), silence=1.0)])
+    never_asked = TieredCache(LocalTier(bench.root), [RemoteTier(Mounted(stopped_mount), silence=1.0)])
     assert "(remote, not asked: looking for it failed: nothing came" in never_asked.describe()[1]
 
 
@@ -286,7 +287,7 @@ def test_remote_entry_not_signed(bench: Bench, tmp_path: Path, monkeypatch: pyte
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(tmp_path / "key.pem")], check=True)
     monkeypatch.setenv("VLLM_NEURON_CACHE_SIGNING_KEY", str(tmp_path / "key.pem"))
     bench.root = tmp_path / "host"
-    assert bench.look(FolderRemote(bench.remote)) is None
+    assert bench.look(folder_tier(bench.remote)) is None
     bench.sees("remote entry not signed")
 
 

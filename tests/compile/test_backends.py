@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils._pytree import tree_flatten
 
-from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.local.tier import LocalTier
 from vllm_neuron.compile.specialize import Specializer
 from vllm_neuron.envs import get_neuron_compile_cache_dir
 from vllm_neuron.errors import ConfigError, UnsupportedError, UnsupportedOpError
@@ -399,7 +399,7 @@ class TestCapture:
 KEY_PROGRAM = """
 import torch
 from pathlib import Path
-from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.local.tier import LocalTier
 from vllm_neuron.compile.specialize import Specializer
 from vllm_neuron.envs import get_neuron_compile_cache_dir
 

@@ -27,8 +27,8 @@ MODES = {
 def run_cases(cases: list[dict[str, Any]], mode: str = "eager", timeout: float = 900) -> list[dict[str, Any]]:
     """The result of each case: what its ``do`` returns, with ``log``, ``exit`` and, if it raised, ``error``.
 
-    A case is {"do": "generate" | "configure" | "parse" | "recall" | "plan", ...; "env": variables to set, None to
-    unset}.
+    A case is {"do": "generate" | "configure" | "parse" | "serve" | "recall" | "plan", ...; "env": variables to set,
+    None to unset}.
     """
     environment = {**os.environ, **MODES[mode], "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
@@ -44,11 +44,14 @@ def run_cases(cases: list[dict[str, Any]], mode: str = "eager", timeout: float =
 
 
 def generate(case: dict[str, Any]) -> dict[str, Any]:
-    """Make ``LLM(**args)``, and run each of ``calls``: {"prompts": texts or token ids, "params": one or one each}."""
+    """Make ``LLM(**args)``, and run each of ``calls``: {"prompts": texts or token ids, "params": one or one each}.
+
+    A call with ``fails`` has to raise, and its result is the error.
+    """
     from vllm import LLM
 
     llm = LLM(**{"disable_log_stats": False, **case["args"]})
-    calls = [_call(llm, call) for call in case["calls"]]
+    calls = [_failure(llm, call) if call.get("fails") else _call(llm, call) for call in case["calls"]]
     metrics = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
     return {"calls": calls, "metrics": metrics}
 
@@ -69,6 +72,20 @@ def parse(case: dict[str, Any]) -> dict[str, Any]:
     arguments = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(case["argv"])
     args = AsyncEngineArgs.from_cli_args(arguments)
     return _facts(args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER))
+
+
+def serve(case: dict[str, Any]) -> dict[str, Any]:
+    """Run ``vllm serve`` with the arguments ``argv``, which has to end by itself: a server would not."""
+    from vllm.entrypoints.cli.main import main as vllm
+
+    tempfile.tempdir = None  # The case may have set TMPDIR.
+    sys.argv = ["vllm", "serve", *case["argv"]]
+    try:
+        vllm()
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # As the interpreter does, and for the exit status that it may ask for.
+        raise
+    raise AssertionError("it served")
 
 
 def recall(case: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +121,7 @@ def plan(case: dict[str, Any]) -> dict[str, Any]:
     """
     from tests.support import changes
     from vllm_neuron import envs
-    from vllm_neuron.cache import misses
+    from vllm_neuron.cache.local import miss_record
     from vllm_neuron.cache.tiers import TieredCache
     from vllm_neuron.jobs.command_line import compile_for_targets
 
@@ -115,7 +132,7 @@ def plan(case: dict[str, Any]) -> dict[str, Any]:
         os.environ[envs.DISABLE_WARMUP_COMPILE.name] = "1"
     report = compile_for_targets("vllm-neuron plan", case["argv"][0], case["argv"][1:], [case["target"]], "server")
     cache = TieredCache.from_environment()
-    missed = {miss.key: miss for miss in misses.recorded(cache.local)}
+    missed = {miss.key: miss for miss in miss_record.recorded(cache.local)}
     graphs: dict[str, dict[str, Any]] = {}
     for line in report.graphs:
         graphs[line.graph] = {"source": line.source, "key": line.key, "error": line.error}
@@ -129,9 +146,12 @@ def _facts(config: Any) -> dict[str, Any]:
     from vllm.config.utils import replace
     from vllm.v1.engine import core_client
 
+    from vllm_neuron.graphs.provenance import compile_command
     from vllm_neuron.model.buckets import buckets_for
+    from vllm_neuron.targets import resolve_target
 
     return {
+        "command": compile_command(config, resolve_target("cpu")),
         "level": int(config.optimization_level),
         "level_when_made_again": int(replace(config).optimization_level),
         "buckets": [bucket.name for bucket in buckets_for(config)],
@@ -159,6 +179,14 @@ def _call(llm: Any, call: dict[str, Any]) -> list[dict[str, Any]]:
     sampling = [params(one) for one in given] if isinstance(given, list) else params(given)
     prompts = [{"prompt_token_ids": p} if isinstance(p, list) else p for p in call["prompts"]]
     return [_request(output) for output in llm.generate(prompts, sampling, use_tqdm=False)]
+
+
+def _failure(llm: Any, call: dict[str, Any]) -> dict[str, Any]:
+    try:
+        _call(llm, call)
+    except Exception as error:
+        return {"error": str(error), "kinds": [kind.__name__ for kind in type(error).__mro__]}
+    raise AssertionError(f"{call} was answered")
 
 
 def _request(output: Any) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_neuron import envs
-from vllm_neuron.cache import index
 from vllm_neuron.cache.differences import printable
 from vllm_neuron.cache.entry import Entry, EntryState, examine
-from vllm_neuron.cache.http_remote import INDEX
+from vllm_neuron.cache.store import index
+from vllm_neuron.cache.store.index import INDEX
 from vllm_neuron.cli import cache_explain, cache_gc, cache_move
 from vllm_neuron.cli.keys import Json, Keys, Remote, full_keys, open_cache, set_variable
 from vllm_neuron.errors import CacheError, ConfigError

@@ -25,8 +25,9 @@ from torch.fx import GraphModule, Node
 
 from vllm_neuron import __version__, envs, logs
 from vllm_neuron.cache.entry import Entry
+from vllm_neuron.cache.source import Source
 from vllm_neuron.compile.outputs import View, take_outputs
-from vllm_neuron.compile.pipeline import Pipeline, Source
+from vllm_neuron.compile.pipeline import Pipeline
 from vllm_neuron.compile.specialize import Specializer, is_dynamic, take_floats
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.host.cpu import check_features

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.local.tier import LocalTier
 
 DIAGNOSIS = "diagnosis.txt"
 _FOLDER = "failures"

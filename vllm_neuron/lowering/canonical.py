@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vllm_neuron.abi import Abi, TensorSpec
 from vllm_neuron.errors import CaptureError, UnsupportedOpError
+from vllm_neuron.lowering.numbers import misfit
 
 _aten = torch.ops.aten
 
@@ -175,6 +176,8 @@ def _check_operator(node: Node) -> None:
             f"{node.target}: what it returns, or its shape, depends on the values in a tensor, and a compiled graph "
             "has static shapes: leave it out of the compiled function"
         )
+    if said := misfit(node):
+        raise UnsupportedOpError(f"{node.target}: {said}")
     if not isinstance(node.target, OpOverload) or node.target in _CHECKS:
         return
     schema = node.target._schema

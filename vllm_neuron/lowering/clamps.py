@@ -14,11 +14,13 @@ _aten = torch.ops.aten
 
 
 def clamps() -> dict[OpOverload, Callable[..., Any]]:
-    """The decompositions of clamps whose bounds are tensors: torch-mlir has those of the input's dtype and shape."""
+    """The decompositions of this file. Clamps torch-mlir has with bounds of the input's own dtype and shape."""
     return {
         _aten.clamp.Tensor: _clamp,
         _aten.clamp_min.Tensor: _clamp,
         _aten.clamp_max.Tensor: lambda x, bound: _clamp(x, None, bound),
+        _aten.maximum.default: _greater_truth,
+        _aten.minimum.default: _lesser_truth,
     }
 
 
@@ -31,11 +33,11 @@ def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> T
     return x if max is None else torch.minimum(x, max.to(dtype))
 
 
-def greater_truth(x: Tensor, y: Tensor) -> Any:
+def _greater_truth(x: Tensor, y: Tensor) -> Any:
     """``maximum`` of ``bool``, which torch-mlir compares as if a truth value had a sign."""
     return torch.logical_or(x, y) if x.dtype == y.dtype == torch.bool else NotImplemented
 
 
-def lesser_truth(x: Tensor, y: Tensor) -> Any:
+def _lesser_truth(x: Tensor, y: Tensor) -> Any:
     """``minimum`` of ``bool``."""
     return torch.logical_and(x, y) if x.dtype == y.dtype == torch.bool else NotImplemented

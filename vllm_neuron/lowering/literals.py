@@ -63,14 +63,22 @@ def _number(node: Node) -> float | None:
     if not isinstance(value, torch.Tensor) or not value.numel():
         return None
     if node.target in _NUMBERS:
-        number = _NUMBERS[node.target](node)
-        return float(number) if value.dtype.is_floating_point else int(number)
+        return _of_dtype(_NUMBERS[node.target](node), value.dtype)
     if node.op == "get_attr":
-        literal = getattr(node.graph.owning_module, str(node.target))
-        first = literal.reshape(-1)[0]
-        if (literal == first).all():
-            return float(first) if value.dtype.is_floating_point else int(first)
+        literal = getattr(node.graph.owning_module, str(node.target)).reshape(-1)
+        first = literal[0]
+        # The two zeros are equal, and not the same.
+        same = literal == first
+        if value.dtype.is_floating_point:
+            same &= literal.signbit() == first.signbit()
+        return _of_dtype(first, value.dtype) if same.all() else None
     return None
+
+
+def _of_dtype(number: Any, dtype: torch.dtype) -> float:
+    if dtype.is_floating_point:
+        return float(number)
+    return int(bool(number)) if dtype == torch.bool else int(number)
 
 
 def _repeat_literals(graph: Graph) -> None:

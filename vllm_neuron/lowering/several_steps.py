@@ -16,7 +16,7 @@ _SQRT_2_OVER_PI = 0.7978845608028654
 
 _OPERATORS = (
     _aten.addcdiv.default, _aten.addcmul.default, _aten.addr.default, _aten.lerp.Scalar, _aten.lerp.Tensor,
-    _aten.elu.default, _aten.logaddexp.default, _aten.logaddexp2.default, _aten.linalg_cross.default,
+    _aten.elu.default, _aten.logaddexp.default, _aten.linalg_cross.default,
     _aten.log_sigmoid_forward.default, _aten.mish.default, _aten.softplus.default,
 )  # fmt: skip
 

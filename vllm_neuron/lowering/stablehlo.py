@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from vllm_neuron.lowering import denormals
 from vllm_neuron.lowering.arctangent import signed_angle
 from vllm_neuron.lowering.builders import (
     build,
@@ -39,8 +39,7 @@ def rewrite(module: Any) -> None:
 
     Constants become ``stablehlo.constant``; conversions and reshapes of splats are folded. Indices of gathers and
     scatters, and positions carried through a sort, become 32 bits wide. Sorts become stable and put NaN last, as torch
-    does. Products of 16-bit floats accumulate in 32 bits. Powers have negative bases, and
-    angles are small.
+    does. Products of 16-bit floats accumulate in 32 bits. Angles are small.
     """
     from torch_mlir import ir
 
@@ -124,8 +123,28 @@ def _convert(operation: Any) -> None:
         replace(operation, build("stablehlo.bitcast_convert", [operation.result.type], [upper]).result)
     elif element == "f16" and element_of(source).startswith(("i", "ui")):
         replace(operation, convert(convert(source, "f32"), element))
+    elif element == "i1" and "f" in element_of(source):
+        denormals.keep_operand(operation)
+    elif element == "f8E4M3FN":
+        _saturate(operation)
     else:
         _fold(operation)
+
+
+def _saturate(operation: Any) -> None:
+    """A number beyond the range of this type is the nearest that there is, as in torch, and reaches it by 32 bits."""
+    source, shape = operation.operands[0], shape_of(operation.result)
+    number = source if element_of(source) == "f32" else convert(source, "f32")
+    for limit, beyond in ((448.0, "GT"), (-448.0, "LT")):
+        bound = splat(shape, "f32", limit)
+        number = build("stablehlo.select", [number.type], [compare(number, bound, beyond), bound, number]).result
+    replace(operation, convert(number, "f8E4M3FN"))
+
+
+def _compare(operation: Any) -> None:
+    zeros = [index for index, operand in enumerate(operation.operands) if _repeated(operand) == 0]
+    if len(zeros) == 1 and "f" in element_of(operation.operands[0]):
+        denormals.keep_sides_of_zero(operation, zeros[0])
 
 
 def _narrow_indices(operation: Any) -> None:
@@ -194,34 +213,6 @@ def _accumulate_wide(operation: Any) -> None:
         replace(operation, convert(wide, element))
 
 
-def _power(operation: Any) -> None:
-    """The power of a base that may be negative or zero: IREE takes its logarithm.
-
-    Left alone are a base that is one positive number, and an exponent that is one number, of which IREE takes care.
-    """
-    base, exponent = operation.operands
-    element, shape = element_of(base), shape_of(base)
-    number = _repeated(base)
-    if "f" not in element or _repeated(exponent) is not None or (number is not None and number > 0):
-        return
-
-    def op(name: str, *operands: Any) -> Any:
-        return build(f"stablehlo.{name}", [operands[-1].type], operands).result
-
-    zero, one, half, infinity, nan = (splat(shape, element, number) for number in (0, 1, 0.5, math.inf, math.nan))
-    size, halved = op("abs", base), op("multiply", exponent, half)
-    always_one = op("or", compare(exponent, zero, "EQ"), compare(size, one, "EQ"))
-    result = op("select", always_one, one, op("power", size, exponent))
-    whole = compare(op("floor", exponent), exponent, "EQ")
-    odd = op("and", whole, compare(op("floor", halved), halved, "NE"))
-    below = compare(base, zero, "LT")
-    # The reciprocal tells the two zeros apart.
-    negative = op("or", below, compare(op("divide", one, base), zero, "LT"))
-    result = op("select", op("and", negative, odd), op("negate", result), result)
-    real = op("or", op("or", whole, op("not", below)), compare(size, infinity, "EQ"))
-    replace(operation, op("select", real, result, nan))
-
-
 def _repeated(value: Any) -> float | None:
     """The number that ``value`` repeats, where it is a constant that does."""
     from torch_mlir import ir
@@ -242,7 +233,10 @@ _RULES: dict[str, Callable[[Any], None]] = {
     "stablehlo.gather": _narrow_indices,
     "stablehlo.scatter": _narrow_indices,
     "stablehlo.sort": _sort,
-    "stablehlo.power": _power,
+    "stablehlo.ceil": denormals.keep_operand,
+    "stablehlo.floor": denormals.keep_operand,
+    "stablehlo.log": denormals.logarithm,
+    "stablehlo.compare": _compare,
     "stablehlo.atan2": signed_angle,
     "stablehlo.sine": reduce_angle,
     "stablehlo.cosine": reduce_angle,

@@ -92,15 +92,13 @@ def _var_mean(
 
 def _norm(call: Call, x: Array, order: float = 2, dims: Dims = None, keepdim: bool = False, **options: Any) -> Array:
     axes, x = _axes(x, dims), jnp.abs(array(x, call.compute_dtype))
-    if order == float("inf"):
-        return jnp.max(x, axis=axes, keepdims=keepdim)
-    if order == -float("inf"):
-        return jnp.min(x, axis=axes, keepdims=keepdim)
+    if abs(order) == float("inf"):
+        return (jnp.max if order > 0 else jnp.min)(x, axis=axes, keepdims=keepdim)
     if order == 0:
         return jnp.sum((x != 0).astype(x.dtype), axis=axes, keepdims=keepdim)
-    power = array(float(order), call.compute_dtype)
-    total = jnp.sum(x * x if order == 2 else x**power, axis=axes, keepdims=keepdim)
-    return jnp.sqrt(total) if order == 2 else total ** (1 / power)
+    # Capture makes powers of norms of other orders than 1 and 2.
+    total = jnp.sum(x * x if order == 2 else x, axis=axes, keepdims=keepdim)
+    return jnp.sqrt(total) if order == 2 else total
 
 
 def _softmax(call: Call, x: Array, dim: int, *rest: Any) -> Array:
