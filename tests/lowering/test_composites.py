@@ -97,6 +97,10 @@ CASES: dict[str, Case] = {
         ),
         (f32(40).half(), f32(40).half(), f32(40).half().abs() + 1),
     ),
+    "truth of floats": (
+        lambda x: (x.bool(), x > 0, x <= 0, x.masked_fill((x * 0).bool(), 7.0)),
+        (torch.tensor([0.0, -0.0, 1e-45, -1.0, 3.0]),),
+    ),
     "points without an angle": (
         lambda y, x: torch.atan2(y[:, None], x), (POINTS, POINTS)
     ),

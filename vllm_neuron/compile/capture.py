@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import CaptureError
+from vllm_neuron.lowering.boundary import with_carriers
 from vllm_neuron.lowering.canonical import CanonicalGraph, canonicalize
 from vllm_neuron.lowering.decompositions import decomposition_table
 
@@ -60,7 +61,7 @@ def capture(
             "a graph with static shapes can't be captured from it"
         ) from error
     _check(graph_module, written, frozenset(mutated))
-    return canonicalize(graph_module, names)
+    return canonicalize(with_carriers(graph_module), names)
 
 
 def _functional(forward: Forward, names: list[str], written: list[str]) -> Callable[..., tuple[torch.Tensor]]:

@@ -15,6 +15,7 @@ from vllm_neuron.execute.start_report import StartClock
 from vllm_neuron.graphs.graph_set import PreparedGraph
 from vllm_neuron.graphs.loaded_model import LoadedModel
 from vllm_neuron.host.cpu import check_features
+from vllm_neuron.lowering.carriers import carried
 from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.model.step import StepModel
 from vllm_neuron.runtime.base import BoundCall
@@ -109,6 +110,7 @@ class CompiledExecutor:
         tensor = self._inputs.get(name)
         if tensor is None:
             raise BindingError(f"{bucket.name} needs {name}, which the loaded model does not have")
+        tensor = carried(tensor)
         found = TensorSpec.of(tensor)
         if found != spec:
             raise BindingError(f"{bucket.name} needs {name} as {spec}; the loaded model has it as {found}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from vllm_neuron.lowering import division
+from vllm_neuron.lowering import division, recurrent, scatters, sorting, special
 from vllm_neuron.lowering.attention import fused_attention
 from vllm_neuron.lowering.clamps import clamps
 from vllm_neuron.lowering.denormals import reciprocal
@@ -65,8 +65,22 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
         **several_steps(table),
         **clamps(),
         **edges(),
-        _aten.topk.default: _topk,
-        _aten.sort.stable: _sort_stable,
+        _aten.topk.default: sorting.topk,
+        _aten.sort.default: sorting.sort,
+        _aten.sort.stable: sorting.sort_stable,
+        _aten.scatter_reduce.two: scatters.scatter_reduce,
+        _aten.scatter.reduce: scatters.scatter,
+        _aten.scatter.value_reduce: scatters.scatter,
+        _aten.index_reduce.default: scatters.index_reduce,
+        _aten.put.default: scatters.put,
+        _aten._embedding_bag.default: scatters.embedding_bag,
+        _aten._embedding_bag_forward_only.default: scatters.embedding_bag,
+        _aten.mkldnn_rnn_layer.default: recurrent.lstm_layer,
+        _aten.erfc.default: special.erfc,
+        _aten.lgamma.default: special.lgamma,
+        _aten.hypot.default: special.hypot,
+        _aten._cdist_forward.default: special.cdist,
+        _aten._euclidean_dist.default: special.euclidean,
         _aten.cumprod.default: _cumprod,
         _aten.cumsum.default: _cumsum,
         _aten.searchsorted.Tensor: _searchsorted,
@@ -86,21 +100,6 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
         _aten.diagonal.default: _diagonal,
         **{scalar: _with_tensor(tensor) for scalar, tensor in _BITWISE.items()},
     }
-
-
-def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    if x.dim() == 0:
-        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    values, indices = _aten.sort.default(x, dim, largest)
-    return values.narrow(dim, 0, k).contiguous(), indices.narrow(dim, 0, k).contiguous()
-
-
-def _sort_stable(
-    x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> tuple[Tensor, Tensor]:
-    # Every sort is made stable when it is lowered.
-    result: tuple[Tensor, Tensor] = _aten.sort.default(x, dim, descending)
-    return result
 
 
 def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:

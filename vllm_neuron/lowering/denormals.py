@@ -80,9 +80,10 @@ def _inspect(value: Any) -> tuple[Any, Any]:
     shape = shape_of(value)
     bits = build("stablehlo.bitcast_convert", [tensor_type(shape, integer)], [value]).result
     magnitude = _op("and", bits, splat(shape, integer, (1 << int(integer[1:]) - 1) - 1))
-    # Zero becomes the largest of unsigned numbers.
-    below = _op("subtract", magnitude, splat(shape, integer, 1))
-    return bits, compare(below, splat(shape, integer, (1 << fraction) - 1), "LT", "UNSIGNED")
+    # Not by one unsigned comparison: IREE compares with a sign, whatever the comparison says, where the type has one.
+    above = compare(magnitude, splat(shape, integer, 0), "GT", "SIGNED")
+    below = compare(magnitude, splat(shape, integer, 1 << fraction), "LT", "SIGNED")
+    return bits, _op("and", above, below)
 
 
 def _op(name: str, *operands: Any) -> Any:

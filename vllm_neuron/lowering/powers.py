@@ -81,7 +81,7 @@ def _power(x: _Number, y: _Number) -> Any:
             return NotImplemented
         if y in _DIRECT:
             return _DIRECT[y](x.to(torch.float32 if dtype == torch.float16 else dtype)).to(dtype)
-        if float(y).is_integer() and abs(y) <= _FACTORS and dtype != torch.float64:
+        if float(y).is_integer() and abs(y) <= (1 if dtype == torch.float64 else _FACTORS):
             return narrowed(_product(widened(x.to(dtype)), int(y)), dtype)
     device = (x if isinstance(x, Tensor) else y).device  # type: ignore[union-attr]
     base, exponent = (
@@ -111,7 +111,8 @@ def _exact_power(size: Tensor, exponent: Tensor) -> Tensor:
     # Nothing is exact about infinities, which would make NaNs of the rests.
     is_moderate = rough.abs() < 1100
     high, low = (torch.where(is_moderate, part, 0.0) for part in logarithm)
-    factor = torch.where(is_moderate, exponent, 0.0)
+    # Of the shape of the result: torch-mlir takes a choice between two equal numbers for the one number that it has.
+    factor = torch.where(is_moderate, exponent, torch.zeros_like(rough))
     product = floats.multiply((high, low), (factor, torch.zeros_like(factor)))
     return floats.exp2((torch.where(is_moderate, product[0], rough), product[1]))
 

@@ -20,6 +20,7 @@ from vllm_neuron.lowering.builders import (
     splat,
     tensor_type,
 )
+from vllm_neuron.lowering.compilable import reverse_as_signed, split_contraction
 from vllm_neuron.lowering.periodic import reduce_angle
 
 _DTYPES = {
@@ -31,6 +32,11 @@ _DTYPES = {
     "i32": torch.int32,
     "i16": torch.int16,
     "i8": torch.int8,
+    "f8E4M3FN": torch.float8_e4m3fn,
+    "f8E4M3FNUZ": torch.float8_e4m3fnuz,
+    "f8E5M2": torch.float8_e5m2,
+    "f8E5M2FNUZ": torch.float8_e5m2fnuz,
+    "f8E8M0FNU": torch.float8_e8m0fnu,
 }
 
 
@@ -69,7 +75,7 @@ def recomputed(value: Any, number: int) -> Any:
     if element == "i1":
         exponential = build("stablehlo.exponential", [tensor_type(shape, "f32")], [convert(value, "f32")]).result
         return compare(exponential, splat(shape, "f32", 1.5 + distinct / 128), "GT")
-    integer = element if "i" in element else "i" + "".join(filter(str.isdigit, element))
+    integer = element if "i" in element else f"i{_DTYPES[element].itemsize * 8}"
     type_ = tensor_type(shape, integer)
     bits = value if integer == element else build("stablehlo.bitcast_convert", [type_], [value]).result
     part = build("stablehlo.and", [type_], [bits, splat(shape, integer, distinct)]).result
@@ -88,18 +94,23 @@ def _constant(operation: Any) -> None:
         replace(operation, constant(operation.attributes["value"]))
 
 
-def _fold(operation: Any) -> None:
-    """Convert or reshape a splat now: torch's double-precision scalars leave no trace in a model of another dtype."""
+def _fold(operation: Any) -> bool:
+    """Convert or reshape a splat now: torch's double-precision scalars leave no trace in a model of another dtype.
+
+    False where there is none.
+    """
     from torch_mlir import ir
 
     source, element = operation.operands[0], element_of(operation.result)
     old, new = _DTYPES.get(element_of(source)), _DTYPES.get(element)
     if old is None or new is None or getattr(source.owner, "name", "") != "stablehlo.constant":
-        return
+        return False
     value = source.owner.attributes["value"]
-    if isinstance(value, ir.DenseElementsAttr) and value.is_splat:
-        scalar = torch.tensor(value.get_splat_value().value, dtype=old).to(new).item()
-        replace(operation, splat(shape_of(operation.result), element, scalar))
+    if not isinstance(value, ir.DenseElementsAttr) or not value.is_splat:
+        return False
+    scalar = torch.tensor(value.get_splat_value().value, dtype=old).to(new).item()
+    replace(operation, splat(shape_of(operation.result), element, scalar))
+    return True
 
 
 def _convert(operation: Any) -> None:
@@ -108,6 +119,8 @@ def _convert(operation: Any) -> None:
     A bf16 is the upper half of the f32 that is nearest to it: bits are rounded to even, and cut off. As a conversion of
     its own it would be joined with the first.
     """
+    if _fold(operation):
+        return
     source, element = operation.operands[0], element_of(operation.result)
     if element == "bf16" and element_of(source).startswith(("i", "ui")):
         shape = shape_of(source)
@@ -127,8 +140,6 @@ def _convert(operation: Any) -> None:
         denormals.keep_operand(operation)
     elif element == "f8E4M3FN":
         _saturate(operation)
-    else:
-        _fold(operation)
 
 
 def _saturate(operation: Any) -> None:
@@ -226,7 +237,7 @@ def _repeated(value: Any) -> float | None:
     return float(attribute.get_splat_value().value) if splatted else None
 
 
-_RULES: dict[str, Callable[[Any], None]] = {
+_RULES: dict[str, Callable[[Any], Any]] = {
     "arith.constant": _constant,
     "stablehlo.convert": _convert,
     "stablehlo.reshape": _fold,
@@ -241,6 +252,8 @@ _RULES: dict[str, Callable[[Any], None]] = {
     "stablehlo.sine": reduce_angle,
     "stablehlo.cosine": reduce_angle,
     "stablehlo.tan": reduce_angle,
+    "stablehlo.reduce": split_contraction,
+    "stablehlo.reverse": reverse_as_signed,
     "stablehlo.dot_general": _accumulate_wide,
     "stablehlo.convolution": _accumulate_wide,
 }
