@@ -87,7 +87,6 @@ def _try(model_type: str, options: dict[str, Any], folder: Path) -> Line:
 def _start(folder: Path, options: dict[str, Any]) -> tuple[str, str]:
     from vllm.engine.arg_utils import EngineArgs
 
-    from vllm_neuron.graphs.loaded_model import captured_model
     from vllm_neuron.graphs.model_capture import ModelCapture
     from vllm_neuron.model.buckets import buckets_for
 
@@ -95,7 +94,7 @@ def _start(folder: Path, options: dict[str, Any]) -> tuple[str, str]:
     config = EngineArgs(str(folder), **{**arguments, **options}).create_engine_config()
     model = ModelCapture(config)
     graph = model.capture(buckets_for(config)[-1])
-    captured, loaded = captured_model(graph), _load(config)
+    captured, loaded = graph.model_inputs(), _load(config)
     found = [f"{name} is {captured.get(name, 'absent')}, loaded {loaded.get(name, 'absent')}"
              for name in sorted(captured.keys() | loaded.keys())
              if name.startswith("weights.") and captured.get(name) != loaded.get(name)]  # fmt: skip

@@ -64,6 +64,37 @@ def test_list_show_and_verify(local: LocalTier, run: Run) -> None:
     assert {row["key"]: row["state"] for row in json.loads(done.stdout)} == {KEY: "damaged", OTHER.digest: "complete"}
 
 
+def test_list_tells_what_a_remote_tier_has(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    """The same of an entry that only a remote tier has as of one that is here; of one that can't be read, its key."""
+    here = next(row for row in document(run("cache", "list", "--json")) if row["key"] == KEY)
+    fresh = {"VLLM_CACHE_ROOT": str(tmp_path / "fresh")}
+    remote = str(tmp_path / "remote")
+    assert document(run("cache", "list", "--json", **fresh)) == [{**here, "tier": remote}]
+    [line] = [line for line in run("cache", "list", **fresh).stdout.splitlines() if line.lstrip().startswith(KEY)]
+    assert [word in line for word in ("tiny", "cpu:x86-64-v3", "O2", "KiB")] == [True] * 4
+    flip(tmp_path / "remote" / KEY / "metadata.json")
+    listed = run("cache", "list", "--json", **fresh)
+    assert document(listed) == [{"key": KEY, "tier": remote}]
+    assert "is damaged" in listed.stderr
+
+
+def test_verify_a_remote_tier(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    remote = str(tmp_path / "remote")
+    assert run("cache", "push").returncode == 0
+    flip(local.root / KEY / "graph.vmfb")
+    whole = {"key": KEY, "state": "complete", "reason": ""}
+    assert document(run("cache", "verify", KEY[:6], "--remote", remote, "--json")) == [whole]
+    flip(tmp_path / "remote" / KEY / "graph.vmfb")
+    done = run("cache", "verify", "--remote", remote)
+    assert done.returncode == 1
+    assert f"{KEY}  damaged: the cache entry {remote}/{KEY} is damaged: the digest of graph.vmfb is not" in done.stdout
+    assert f"{OTHER.digest}  complete\n" in done.stdout
+    assert done.stdout.endswith(f"2 entries checked in {remote}\n")
+    nowhere = run("cache", "verify", "--remote", "/nowhere/cache")
+    assert (nowhere.returncode, nowhere.stdout) == (1, "")
+    assert nowhere.stderr == "vllm-neuron: error: the remote cache /nowhere/cache is not there: no such folder\n"
+
+
 def test_list_for_a_person_breaks_no_line(local: LocalTier, run: Run) -> None:
     lines = run("cache", "list", COLUMNS="40").stdout.splitlines()
     for key in (KEY, OTHER.digest):
@@ -246,7 +277,9 @@ def test_explain(local: LocalTier, run: Run, tmp_path: Path) -> None:
     for what in (wanted.digest, wanted.digest[:7], "decode_b4"):
         text = run("cache", "explain", what).stdout
         assert f"decode_b4, key {wanted.digest}, is in none of: " in text
-        assert f"Near: {KEY} in local\n  IREE 3.13.0 there, 3.12.0 here\n  max_num_seqs: 8 there, 16 here\n" in text
+        assert text.count(KEY) == 1, "once, though two tiers have it"
+        near = f"Near: {KEY} in local, {tmp_path / 'remote'}\n"
+        assert f"{near}  IREE 3.13.0 there, 3.12.0 here\n  max_num_seqs: 8 there, 16 here\n" in text
         assert "To fill the cache, run: vllm-neuron compile tiny --target cpu" in text
     found = document(run("cache", "explain", KEY, "--json"))
     assert found["in"] == ["local", str(tmp_path / "remote")]

@@ -16,7 +16,7 @@ from test_entry import empty, flip, lengthen, remove, truncate
 from test_local import names
 
 from vllm_neuron.cache import failpoint
-from vllm_neuron.cache.entry import Entry, read_entry
+from vllm_neuron.cache.entry import Entry, EntryState, read_entry
 from vllm_neuron.cache.failpoint import Failpoint
 from vllm_neuron.cache.local.tier import LocalTier
 from vllm_neuron.cache.remote.gc import collect_remote
@@ -154,6 +154,20 @@ def test_damaged_description_is_passed_over_and_replaced(
     assert cache.lookup(KEY) is None
     assert publisher.publish(entry) is True
     assert cache.lookup(KEY) is not None
+
+
+def test_verify_reads_every_file_and_changes_nothing(
+    store: Store, publisher: RemoteTier, remote: RemoteTier, entry: Entry
+) -> None:
+    assert remote.verify(KEY).state is EntryState.ABSENT
+    publisher.publish(entry)
+    assert remote.verify(KEY).state is EntryState.COMPLETE
+    store.harm(KEY, "graph.vmfb", flip)
+    found = remote.verify(KEY)
+    assert (found.state, "graph.vmfb" in found.reason) == (EntryState.DAMAGED, True)
+    store.harm(KEY, "complete.json" if store.url.startswith("s3") else "metadata.json", flip)
+    assert remote.verify(KEY).state in (EntryState.DAMAGED, EntryState.FOREIGN)
+    assert publisher.publish(entry) is True
 
 
 def test_manifests(store: Store, publisher: RemoteTier, remote: RemoteTier, entry: Entry) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from entries import ARTIFACT, FILES, KEY, OTHER, fill
+from entries import ARTIFACT, FILES, KEY, OTHER, fill, manifest
 from remotes import folder_tier
 from stores import free_ports, fuse_mount
 from test_entry import flip, link, remove, rewrite_metadata, truncate
@@ -94,15 +94,25 @@ def read_only(tmp_path: Path, mount: Callable[..., None]) -> Callable[[Path], Pa
 
 
 @pytest.fixture(scope="session")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that makes reads fail."""
+def build_shim(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a library from a C file of this folder, for processes to start with."""
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("there is no C compiler to make reads fail with")
-    library = tmp_path_factory.mktemp("shim") / "failing_reads.so"
-    source = HERE / "failing_reads.c"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
-    return library
+        pytest.skip("there is no C compiler to make system calls fail with")
+
+    def build(name: str) -> Path:
+        library = tmp_path_factory.mktemp("shim") / f"{name}.so"
+        source = HERE / f"{name}.c"
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+        return library
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def shim(build_shim: Callable[[str], Path]) -> Path:
+    """A library that makes reads fail."""
+    return build_shim("failing_reads")
 
 
 @pytest.fixture
@@ -289,6 +299,31 @@ def test_remote_entry_not_signed(bench: Bench, tmp_path: Path, monkeypatch: pyte
     bench.root = tmp_path / "host"
     assert bench.look(folder_tier(bench.remote)) is None
     bench.sees("remote entry not signed")
+
+
+def test_file_system_without_modes(bench: Bench, build_shim: Callable[[str], Path], tmp_path: Path) -> None:
+    """Both tiers, and manifests, on one where nobody may set a mode: everything is stored, and told once."""
+    local, remote = tmp_path / "no modes" / "local", tmp_path / "no modes" / "remote"
+    code = (
+        "import sys; from pathlib import Path; from entries import KEY, fill, manifest;"
+        "from vllm_neuron.cache.local.pins import Pin; from vllm_neuron.cache.local.tier import LocalTier;"
+        "from vllm_neuron.cache.remote.urls import open_remote; from vllm_neuron.cache.tiers import TieredCache;"
+        "local, remote = LocalTier(Path(sys.argv[1])), open_remote(sys.argv[2]); Pin(local).settle([KEY]);"
+        "cache = TieredCache(local, [remote])\n"
+        "with cache.lock(KEY): cache.publish_remote(local.build(KEY, fill))\n"
+        "remote.write_manifest(manifest().key, manifest().to_bytes())"
+    )
+    environment = {**os.environ, "LD_PRELOAD": str(build_shim("failing_modes")),
+                   "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}  # fmt: skip
+    command = [sys.executable, "-c", code, str(local), str(remote)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    bench.sees("modes can't be set", done.stderr)
+    assert len(done.stderr.splitlines()) == 1
+    bench.root = local
+    assert bench.look() == "local"
+    bench.root = tmp_path / "host"
+    assert bench.look(folder_tier(remote)) == "remote"
+    assert folder_tier(remote).manifest_keys() == [manifest().key]
 
 
 def test_every_row_of_the_page_is_tested() -> None:

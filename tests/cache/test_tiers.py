@@ -318,10 +318,13 @@ def test_a_difference_far_inside_of_a_long_value_is_shown() -> None:
 
 
 def test_nearest_of_several_entries(local: LocalTier, remote: RemoteTier) -> None:
+    """An entry is one neighbour, however many tiers have it."""
     local.build(KEY, fill)
+    local.build(OTHER.digest, fill_other)
     parts = {**PARTS.parts, "module": "0" * 64}
     provenance = {"model": "tiny", "bucket": "prefill_s128", "max_num_seqs": 16, "only_here": 1}
     near = TieredCache(local, [remote]).nearest(parts, provenance)
-    assert [neighbour.tier for neighbour in near] == [remote.name, "local"]
+    found = [(neighbour.metadata.key, neighbour.tier) for neighbour in near]
+    assert found == [(KEY, f"local, {remote.name}"), (OTHER.digest, "local")]
     assert near[0].differences == ("module: the graph differs", "max_num_seqs: 8 there, 16 here")
     assert len(TieredCache(local, [remote]).nearest(parts, provenance, limit=1)) == 1

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.forking import run
 from tests.support.models import make_tiny
 from vllm_neuron.cache.entry import EntryState, examine
 from vllm_neuron.cache.local.gc import collect
@@ -30,11 +29,6 @@ GRAPHS = ["prefill_s128", "decode_b1", "decode_b2"]
 COMMAND = [str(Path(sys.executable).with_name("vllm-neuron"))]
 SERVE = [str(Path(sys.executable).with_name("vllm")), "serve"]
 PROMPTS = [[5, 17, 300, 41], [7, 8, 9]]
-
-
-def run(command: list[str], timeout: float = 300, **variables: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
-    return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=timeout)
 
 
 class Site:

@@ -1,22 +1,17 @@
-"""Runs cases against real vLLM in processes of their own, and hands back what came of them.
-
-vLLM is imported once by a parent that forks a child per case, since importing it takes most of a small case's time.
-As a program it reads a list of cases as JSON from its input, and writes the results as JSON to the file that is named
-in its first argument.
-"""
+"""Runs cases against real vLLM in processes of their own, and hands back what came of them."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.support import forking
+
 MODES = {
     "eager": {"VLLM_NEURON_CPU_MODE": "1"},
     "compiled": {},
@@ -30,17 +25,20 @@ def run_cases(cases: list[dict[str, Any]], mode: str = "eager", timeout: float =
     A case is {"do": "generate" | "configure" | "parse" | "serve" | "recall" | "plan", ...; "env": variables to set,
     None to unset}.
     """
-    environment = {**os.environ, **MODES[mode], "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+    variables = {**MODES[mode], "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+    return [_run_case(case, {**os.environ, **variables}, timeout) for case in cases]
+
+
+def _run_case(case: dict[str, Any], environment: dict[str, str], timeout: float) -> dict[str, Any]:
+    for name, value in case.get("env", {}).items():
+        environment.pop(name, None)
+        if value is not None:
+            environment[name] = value
     with tempfile.TemporaryDirectory() as folder:
-        answers = Path(folder, "answers.json")
-        command = [sys.executable, "-m", "tests.support.engine", str(answers)]
-        done = subprocess.run(
-            command, input=json.dumps(cases), env=environment, cwd=REPOSITORY, text=True, capture_output=True,
-            timeout=timeout,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-5000:]
-        results: list[dict[str, Any]] = json.loads(answers.read_text())
-    return results
+        code = forking.call("tests.support.engine", "answer", [case, folder], environment, Path(folder), timeout)
+        answer = Path(folder, "answer")
+        result: dict[str, Any] = json.loads(answer.read_text()) if answer.exists() else {"exit": f"status {code}"}
+        return {**result, "log": "".join(Path(folder, name).read_text() for name in ("stderr", "stdout"))}
 
 
 def generate(case: dict[str, Any]) -> dict[str, Any]:
@@ -211,26 +209,16 @@ def _logprobs(positions: Any) -> Any:
     return [None if p is None else {str(token): (lp.logprob, lp.rank) for token, lp in p.items()} for p in positions]
 
 
-def _in_child(case: dict[str, Any], folder: Path) -> dict[str, Any]:
-    answer, log = folder / "answer", folder / "log"
-    pid = os.fork()
-    if pid == 0:
-        with log.open("w") as stream:
-            os.dup2(stream.fileno(), 1)
-            os.dup2(stream.fileno(), 2)
-        answer.write_text(json.dumps(_try(case)))
-        # The parent's exit handlers and threads are not the child's.
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    result: dict[str, Any] = json.loads(answer.read_text()) if answer.exists() else {"exit": f"status {status}"}
-    return {**result, "log": log.read_text()}
+def answer(case: dict[str, Any], folder: str) -> None:
+    """Run one case in this process, write what came of it to ``folder``, and end."""
+    Path(folder, "answer").write_text(json.dumps(_try(case)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The exit handlers and threads of who forked this process are not its own.
+    os._exit(0)
 
 
 def _try(case: dict[str, Any]) -> dict[str, Any]:
-    for name, value in case.get("env", {}).items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
     try:
         return {"exit": 0, **globals()[case["do"]](case)}
     except SystemExit as stop:
@@ -239,23 +227,3 @@ def _try(case: dict[str, Any]) -> dict[str, Any]:
         traceback.print_exc()
         kinds = [kind.__name__ for kind in type(error).__mro__]
         return {"exit": 1, "error": str(error), "kinds": kinds}
-
-
-def main() -> None:
-    """Run the cases, one forked child after another."""
-    cases = json.loads(sys.stdin.read())
-    import vllm.entrypoints.llm
-    import vllm.v1.engine.core  # noqa: F401
-
-    if any(case["do"] == "plan" for case in cases):
-        pass
-
-    results = []
-    for case in cases:
-        with tempfile.TemporaryDirectory() as folder:
-            results.append(_in_child(case, Path(folder)))
-    Path(sys.argv[1]).write_text(json.dumps(results))
-
-
-if __name__ == "__main__":
-    main()

@@ -12,6 +12,7 @@ from pathlib import Path
 from vllm_neuron import envs
 from vllm_neuron.cache import failpoint, trust
 from vllm_neuron.cache.disk.progress import Progress
+from vllm_neuron.cache.disk.threads import in_threads
 from vllm_neuron.cache.entry import Entry
 from vllm_neuron.cache.explain import Neighbour, nearest
 from vllm_neuron.cache.failpoint import Failpoint
@@ -22,6 +23,7 @@ from vllm_neuron.cache.remote.circuit_breaker import RemoteDownError
 from vllm_neuron.cache.remote.tier import RemoteTier
 from vllm_neuron.cache.remote.urls import open_remotes
 from vllm_neuron.cache.source import Source
+from vllm_neuron.cache.store.base import STREAMS
 from vllm_neuron.errors import CacheError, ConfigError
 
 logger = logging.getLogger("vllm.neuron.cache")
@@ -120,6 +122,11 @@ class TieredCache:
             logger.warning("The entries of the remote cache %s can't be listed: %s", remote.name, error)
             return []
 
+    def metadata_of(self, remote: RemoteTier) -> dict[str, Metadata | None]:
+        """What a remote tier's entries say of themselves, by key; None, and a warning, for what can't be read."""
+        keys = self.keys_of(remote)
+        return dict(zip(keys, in_threads(lambda key: _metadata(remote, key), keys, STREAMS), strict=True))
+
     def check_publishable(self) -> None:
         """Raises ``ConfigError`` where there are remote tiers, and none takes any entry."""
         if self._all_read_only:
@@ -153,7 +160,7 @@ class TieredCache:
         local = [self.local.lookup(key) for key in self.local.keys()]
         candidates = [(self.local.name, entry.metadata) for entry in local if entry is not None]
         for remote in self.remotes:
-            found = [_metadata(remote, key) for key in self.keys_of(remote)]
+            found = self.metadata_of(remote).values()
             candidates.extend((remote.name, metadata) for metadata in found if metadata is not None)
         return nearest(parts, provenance, candidates, limit)
 

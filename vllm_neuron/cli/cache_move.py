@@ -17,9 +17,8 @@ from vllm_neuron import envs
 from vllm_neuron.cache import archive
 from vllm_neuron.cache.entry import Entry
 from vllm_neuron.cache.manifests.store import ManifestStore
-from vllm_neuron.cache.remote.tier import RemoteTier
 from vllm_neuron.cache.tiers import Found, TieredCache
-from vllm_neuron.cli.keys import Json, Keys, Plan, Remote, full_keys, open_cache, plan_keys, set_variable
+from vllm_neuron.cli.keys import Json, Keys, Plan, Remote, all_keys, full_keys, open_cache, plan_keys, set_variable
 from vllm_neuron.errors import CacheError, ConfigError
 
 _FETCHES = 8
@@ -55,7 +54,7 @@ def pull(keys: Keys = None, plan: Plan = None, remote: Remote = None, as_json: J
     cache = _with_remotes(lambda amount: bar.advance(task, amount))
     wanted = _named(cache, keys, plan)
     if wanted is None:
-        wanted = sorted({key for remote in cache.remotes for key in _all_of(remote)})
+        wanted = sorted({key for remote in cache.remotes for key in all_keys(remote)})
         if not wanted:
             raise CacheError(f"there is nothing to fetch in {'; '.join(cache.describe()[1:])}")
     start = time.monotonic()
@@ -144,13 +143,6 @@ def _with_remotes(on_bytes: Any = lambda amount: None) -> TieredCache:
             "there is no remote tier: set --remote or NEURON_LIBTORCH_REMOTE_CACHE to a folder that machines share"
         )
     return cache
-
-
-def _all_of(remote: RemoteTier) -> list[str]:
-    try:
-        return remote.keys()
-    except OSError as error:
-        raise CacheError(f"the entries of {remote.name} can't be listed: {error}") from error
 
 
 def _named(cache: TieredCache, keys: list[str] | None, plan: Path | None) -> list[str] | None:

@@ -18,7 +18,7 @@ from vllm_neuron.compile.miss_error import Miss, miss_error
 from vllm_neuron.compile.pipeline import Resolution
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest
 from vllm_neuron.errors import CacheError, CacheMissError, NeuronError
-from vllm_neuron.graphs.loaded_model import LoadedModel, captured_model, difference
+from vllm_neuron.graphs.loaded_model import LoadedModel, difference
 from vllm_neuron.graphs.prepare import Policy, Preparation
 from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.targets import better_target
@@ -126,7 +126,7 @@ class GraphSet:
 
     def _misfit(self, name: str, model: Mapping[str, TensorSpec]) -> str | None:
         if name not in self._prepared.recalled:
-            return difference(captured_model(self._prepared.captured[name]), "the captured model", model)
+            return difference(self._prepared.captured[name].model_inputs(), "the captured model", model)
         trace_cache = self._prepared.opened.cache
         assert trace_cache is not None, "only a trace cache recalls"
         if not self._pipeline.strict and isinstance(self._prepared.outcomes[name].error, CacheMissError):

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm_neuron.abi import InputName, TensorSpec
+from vllm_neuron.abi import TensorSpec
 
 if TYPE_CHECKING:
-    from vllm_neuron.graphs.trace_cache import CapturedGraph
     from vllm_neuron.model.step import StepModel
 
 
@@ -19,12 +18,6 @@ class LoadedModel:
 
     step_model: StepModel
     inputs: Mapping[str, TensorSpec]
-
-
-def captured_model(captured: CapturedGraph) -> dict[str, TensorSpec]:
-    """The weights and KV caches of the model that a graph was captured from, read by it or not."""
-    read = zip(captured.input_names, captured.module.abi.inputs, strict=True)
-    return {name: spec for name, spec in read if not InputName(name).is_step} | captured.unread
 
 
 def difference(expected: Mapping[str, TensorSpec], where: str, loaded: Mapping[str, TensorSpec]) -> str | None:

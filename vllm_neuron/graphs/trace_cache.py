@@ -46,6 +46,11 @@ class CapturedGraph:
     seconds: float
     unread: dict[str, TensorSpec]
 
+    def model_inputs(self) -> dict[str, TensorSpec]:
+        """The weights and KV caches of the model that was captured, by name, read by the graph or not."""
+        read = zip(self.input_names, self.module.abi.inputs, strict=True)
+        return {name: spec for name, spec in read if not InputName(name).is_step} | self.unread
+
 
 class TraceCache:
     """The manifests of one configuration's graphs. Raises ``UnsupportedError`` where its code can't be known."""

@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from vllm_neuron.cache.disk import files
+from vllm_neuron.cache.disk.modes import set_mode
 from vllm_neuron.errors import CacheError, ConfigError
 
 PRIVATE_MODE = 0o700
@@ -78,7 +79,7 @@ def make_inner(folder: Path) -> None:
         folder.mkdir()
     except FileExistsError:
         return
-    folder.chmod(mode_of(folder.parent))
+    set_mode(folder, mode_of(folder.parent))
 
 
 def mode_of(root: Path) -> int:
@@ -93,8 +94,8 @@ def open_to_readers(entry: Path, root: Path) -> None:
         found = path.lstat()
         # The mode of a link is that of what it points to. A change that changes nothing would touch the file's times.
         if stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) != 0o600 | (mode & 0o044):
-            path.chmod(0o600 | (mode & 0o044))
-    entry.chmod(0o700 | (mode & 0o055))
+            set_mode(path, 0o600 | (mode & 0o044))
+    set_mode(entry, 0o700 | (mode & 0o055))
 
 
 def put_file(path: Path, data: bytes) -> None:
@@ -111,7 +112,7 @@ def put_file(path: Path, data: bytes) -> None:
         remove(path)
     with files.replacing(path) as aside:
         files.write_synced(aside, data)
-        aside.chmod(0o600 | (mode_of(folder) & 0o044))
+        set_mode(aside, 0o600 | (mode_of(folder) & 0o044))
 
 
 def newest_first(folder: Path) -> list[str]:

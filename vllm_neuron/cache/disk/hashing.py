@@ -28,7 +28,8 @@ def of_file(descriptor: int) -> str:
 
 def over(function: Callable[[tuple[int, int]], bytes], spans: Sequence[tuple[int, int]]) -> list[bytes]:
     """``function`` of every span, on as many threads as this process has cores for."""
-    return in_threads(function, spans, min(usable_cores(), _MOST_THREADS))
+    # Cores are counted at need only: that takes longer than to hash a small file.
+    return in_threads(function, spans, min(usable_cores(), _MOST_THREADS) if len(spans) > 1 else 1)
 
 
 def read_span(descriptor: int, start: int, stop: int) -> Iterator[memoryview]:

@@ -14,6 +14,8 @@ import os
 import threading
 from pathlib import Path
 
+from vllm_neuron.cache.disk.modes import set_mode
+
 NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL})
 """What ``flock`` says on a file system without kernel locks."""
 
@@ -79,7 +81,7 @@ class KernelLock:
                 flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
                 try:
                     self._descriptor = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, self._mode)
-                    os.fchmod(self._descriptor, self._mode)
+                    set_mode(self._descriptor, self._mode)
                 except FileExistsError:
                     self._descriptor = os.open(self.path, flags | os.O_CREAT, self._mode)
                 _open_locks.add(self)

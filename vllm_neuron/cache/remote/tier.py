@@ -14,7 +14,7 @@ from vllm_neuron.cache import failpoint, transfer, trust
 from vllm_neuron.cache.disk import files, folders
 from vllm_neuron.cache.disk.progress import Progress
 from vllm_neuron.cache.disk.threads import in_threads
-from vllm_neuron.cache.entry import Entry, EntryState
+from vllm_neuron.cache.entry import Entry, EntryState, Examined
 from vllm_neuron.cache.failpoint import Failpoint
 from vllm_neuron.cache.key import checked_key, is_key
 from vllm_neuron.cache.metadata import MAX_SIGNATURE_BYTES, METADATA_FILE, Metadata, marker_of
@@ -76,6 +76,27 @@ class RemoteTier:
             return True
 
         return self._call(f"fetching {key}", fetch, moved)
+
+    def verify(self, key: str) -> Examined:
+        """The state of the entry of ``key``, of which every file is read. Writes nothing here.
+
+        Raises ``UntrustedEntryError`` where it is whole, and nobody who is trusted has signed it.
+        """
+        moved = Progress()
+
+        def verify() -> Examined:
+            head = self._store.head(checked_key(key))
+            if head is None:
+                return Examined(EntryState.ABSENT, reason="there is no such entry")
+            if head.found.metadata is not None:
+                try:
+                    self._copy(key, head, head.found.metadata, None, moved)
+                except DamagedEntryError as problem:
+                    return Examined(EntryState.DAMAGED, reason=str(problem))
+                trust.check(key, head.data, self._signature(head))
+            return head.found
+
+        return self._call(f"verifying {key}", verify, moved)
 
     def publish(self, entry: Entry) -> bool:
         """Store a verified entry. True: ours landed. False: a whole one was there. One that is not is replaced.
