@@ -5,6 +5,8 @@ PYTHON := .venv/bin/python
 ARGS ?=
 # More than one OpenMP thread on a busy machine makes small models a hundred times slower.
 export OMP_NUM_THREADS := 1
+# Files go to two workers, each to one as a whole: its fixtures are made once.
+PARALLEL := --numprocesses 2 --dist loadfile
 
 .PHONY: help setup slim test test-slow test-next lint demo bench bench-startup bench-cache bench-setup docs clean
 
@@ -18,10 +20,10 @@ slim: setup ## make .venv-slim/: what serving from a cache needs, without any co
 	@tools/setup_slim.sh
 
 test: setup ## run the suite, without the long matrices
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) -m pytest $(PARALLEL) $(ARGS)
 
 test-slow: setup ## run the long matrices
-	$(PYTHON) -m pytest -m slow $(ARGS)
+	$(PYTHON) -m pytest $(PARALLEL) -m slow $(ARGS)
 
 test-next: setup ## run what meets vLLM on the release after the pinned one
 	@tools/setup_next.sh

@@ -26,10 +26,11 @@ from rich.table import Table
 
 from benchmarks.report import make_console
 from vllm_neuron.abi import Abi, TensorSpec
-from vllm_neuron.cache import digest, entry
-from vllm_neuron.cache.folder_remote import FolderRemote
+from vllm_neuron.cache import entry, metadata, verified
+from vllm_neuron.cache.disk import hashing
 from vllm_neuron.cache.key import ArtifactKey, artifact_key
-from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.remote.urls import open_remote
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.lowering.module import LoweredModule
 
@@ -68,8 +69,8 @@ def _processor() -> float:
 
 def first_hit(root: Path, key: str) -> tuple[float, float]:
     """A process's first hit: nothing is known to be verified."""
-    entry._verified.clear()
-    entry._parsed.clear()
+    verified.forget()
+    metadata.forget_parsed()
     tier = LocalTier(root)
     return cost(lambda: tier.lookup(key))
 
@@ -79,7 +80,7 @@ def measure(scratch: Path, size: int, rounds: int) -> dict[str, list[tuple[float
     key = key_of(size).digest
     builder = LocalTier(scratch / "builder")
     built = builder.build(key, lambda folder: fill(folder, size))
-    remote = FolderRemote(scratch / "remote")
+    remote = open_remote(str(scratch / "remote"))
     remote.publish(built)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in MEASURES}
     for number in range(rounds):
@@ -88,9 +89,9 @@ def measure(scratch: Path, size: int, rounds: int) -> dict[str, list[tuple[float
         found["first"].append(first_hit(builder.root, key))
         found["again"].append(cost(lambda: builder.lookup(key)))
         with built.artifact_path.open("rb") as file:
-            found["digest"].append(cost(lambda file=file: digest.of_file(file.fileno())))  # type: ignore[misc]
+            found["digest"].append(cost(lambda file=file: hashing.of_file(file.fileno())))  # type: ignore[misc]
         cache = TieredCache(LocalTier(target / "fetched"), [remote])
-        command = ["cp", "-r", str(remote.root / key), str(target / "copied")]
+        command = ["cp", "-r", str(Path(remote.name) / key), str(target / "copied")]
         copies: list[tuple[str, Callable[[], object]]] = [
             ("fetch", partial(cache.lookup, key)),
             ("cp", partial(subprocess.run, command, check=True)),

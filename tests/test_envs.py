@@ -303,3 +303,25 @@ def test_import_is_light_and_default_agrees_with_vllm(tmp_path: Path) -> None:
     environment["HOME"] = str(tmp_path)
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs a user without a name")
+def test_a_user_with_no_home_and_no_name_has_a_cache_folder(tmp_path: Path) -> None:
+    """As a container's arbitrary user id has it, where nothing sets HOME; a `~` of such a user is a clear error."""
+    program = (
+        "from vllm_neuron import envs\n"
+        "print(envs.get_neuron_compile_cache_dir(), envs._user())\n"
+        "import os; os.environ['VLLM_CACHE_ROOT'] = '~/cache'\n"
+        "envs.check_environment()\n"
+    )
+    # Root's right to read is kept: Python may lie in a private home folder.
+    nameless = ["setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups", "--inh-caps=-all,+dac_read_search",
+                "--ambient-caps=+dac_read_search"]  # fmt: skip
+    variables = {"PYTHONPATH": str(Path(envs.__file__).parents[1])}
+    done = subprocess.run([*nameless, sys.executable, "-c", program], env=variables, cwd="/", text=True,
+                          capture_output=True)  # fmt: skip
+    assert done.stdout == "/.cache/vllm/neuron/compile_cache 54321\n"
+    assert done.stderr.splitlines()[-1] == (
+        "vllm_neuron.errors.ConfigError: VLLM_CACHE_ROOT='~/cache' is not valid; accepted: a folder. Correct it, or "
+        "unset it."
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,34 @@ def test_heavy_libraries_stay_with_their_owners(file: Path) -> None:
     roots = {module.split(".")[0] for module in modules_of(file)}
     for library in roots & set(OWNERS):
         assert relative(file).startswith(OWNERS[library]), f"{relative(file)} imports {library}"
+
+
+def imported_files() -> dict[str, set[str]]:
+    """For each file of the package, the files that it imports, by their names below the package."""
+    names = {relative(file): file for file in FILES}
+    found: dict[str, set[str]] = {}
+    for name, file in names.items():
+        modules = {module.removeprefix("vllm_neuron.").replace(".", "/") for module in modules_of(file)}
+        # What is imported is a module, or a name in one.
+        own = {module if module in names else module.rpartition("/")[0] for module in modules}
+        found[name] = own & names.keys() - {name}
+    return found
+
+
+def test_no_circle_between_files() -> None:
+    list(TopologicalSorter(imported_files()).static_order())
+
+
+# Lowest first; the files that stand above the rooms of the cache are not in it.
+ROOMS = ["disk", "store", "local", "remote", "manifests"]
+
+
+def test_rooms_of_the_cache_import_down() -> None:
+    for name, imported in imported_files().items():
+        for other in imported:
+            rooms = [path.split("/")[1] for path in (name, other) if path.startswith("cache/")]
+            if len(rooms) == 2 and set(rooms) <= set(ROOMS):
+                assert ROOMS.index(rooms[1]) <= ROOMS.index(rooms[0]), f"{name} imports {other}"
 
 
 def test_every_part_has_a_floor() -> None:

@@ -105,10 +105,17 @@ def _neuron_folder() -> Path:
     folder = Path(CACHE_ROOT.get(), "neuron")
     if CACHE_ROOT.is_set() or not (kind := filesystem(folder)).startswith(NETWORK_FILESYSTEMS):
         return folder
-    local = Path("/tmp", f"vllm_neuron_wdir_{getpass.getuser()}", "neuron")
+    local = Path("/tmp", f"vllm_neuron_wdir_{_user()}", "neuron")
     _warn_once(f"{folder} is on a network file system ({kind}): the local cache is in {local}. "
                f"Set {CACHE_ROOT.name} to choose another folder.")  # fmt: skip
     return local
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # A user without a name; an OSError from Python 3.13 on.
+        return str(os.getuid())
 
 
 def check_environment() -> None:
@@ -170,7 +177,9 @@ def filesystem(path: Path) -> str:
 
 
 def _default_cache_root() -> str:
-    return absolute(os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vllm"))  # noqa: PTH118
+    root = os.path.expanduser(os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vllm"))  # noqa: PTH111, PTH118
+    # A user with no home and no name has the home that containers give one.
+    return "/.cache/vllm" if root.startswith("~") else absolute(root)
 
 
 BACKEND: Variable[str | None] = Variable(

@@ -45,3 +45,7 @@ class CacheMissError(NeuronError, RuntimeError):
 
 class IncompatibleHostError(NeuronError, RuntimeError):
     """An artifact needs a CPU feature, or memory, that this host does not have."""
+
+
+class EngineFailedError(NeuronError, RuntimeError):
+    """A step of the engine failed before, so that its state can't be trusted."""

@@ -27,8 +27,11 @@ class Parser(Generic[T_co]):
 
 
 def absolute(text: str) -> str:
-    """A path as an absolute one, `~` resolved."""
-    return str(Path(text).expanduser().absolute())
+    """A path as an absolute one, `~` resolved. Raises ``ValueError`` where it stands for no home."""
+    try:
+        return str(Path(text).expanduser().absolute())
+    except RuntimeError:
+        raise ValueError(f"{text}: there is no such home folder") from None
 
 
 def _paths(text: str) -> tuple[str, ...]:

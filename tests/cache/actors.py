@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 from entries import KEY, fill
+from remotes import folder_tier
 
-from vllm_neuron.cache.folder_remote import FolderRemote
-from vllm_neuron.cache.in_use import Claim
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.lock import KeyLock
+from vllm_neuron.cache.local.key_lock import KeyLock
+from vllm_neuron.cache.local.pins import Pin
+from vllm_neuron.cache.local.tier import LocalTier
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import NeuronError
 
@@ -26,7 +26,7 @@ def say(word: str) -> None:
 
 def compile_once(root: str, count: str, remote: str = "") -> None:
     """Look KEY up; on a miss, one process 'compiles' it: slowly, and with a line in the file ``count``."""
-    cache = TieredCache(LocalTier(Path(root)), [FolderRemote(Path(remote))] if remote else [])
+    cache = TieredCache(LocalTier(Path(root)), [folder_tier(Path(remote))] if remote else [])
     say("ready")
     sys.stdin.readline()
     found = cache.lookup(KEY)
@@ -45,7 +45,7 @@ def compile_once(root: str, count: str, remote: str = "") -> None:
 
 def fetch(root: str, remote: str) -> None:
     """Look KEY up, and say what was done for it."""
-    cache = TieredCache(LocalTier(Path(root)), [FolderRemote(Path(remote))])
+    cache = TieredCache(LocalTier(Path(root)), [folder_tier(Path(remote))])
     say("ready")
     sys.stdin.readline()
     found = cache.lookup(KEY)
@@ -102,7 +102,7 @@ def publish_remote(root: str, remote: str, artifact: str) -> None:
     entry = LocalTier(Path(root)).build(KEY, lambda folder: fill(folder, artifact.encode()))
     say("ready")
     sys.stdin.readline()
-    say(str(FolderRemote(Path(remote)).publish(entry)))
+    say(str(folder_tier(Path(remote)).publish(entry)))
 
 
 def as_user(uid: str, program: str, *arguments: str) -> None:
@@ -132,7 +132,7 @@ def build(root: str) -> None:
 
 def use(root: str, key: str) -> None:
     """Use an entry until killed, as a server does."""
-    Claim(LocalTier(Path(root))).settle([key])
+    Pin(LocalTier(Path(root))).settle([key])
     say("in use")
     time.sleep(600)
 

@@ -18,8 +18,8 @@ from entries import ABI, FLAGS, MODULE
 
 from vllm_neuron.cache.entry import write_entry
 from vllm_neuron.cache.key import artifact_key
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.remote import open_remote
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.remote.urls import open_remote
 from vllm_neuron.cache.tiers import TieredCache
 
 KEYS = {

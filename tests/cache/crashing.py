@@ -16,10 +16,14 @@ import psutil
 from entries import KEY, fill
 
 from vllm_neuron.abi import Abi, TensorSpec
-from vllm_neuron.cache import gc, gc_remote, in_use, steps
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.remote import open_remote
-from vllm_neuron.cache.steps import Step
+from vllm_neuron.cache import failpoint
+from vllm_neuron.cache.failpoint import Failpoint
+from vllm_neuron.cache.local import gc
+from vllm_neuron.cache.local.pins import Pin
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.remote.gc import collect_remote
+from vllm_neuron.cache.remote.urls import open_remote
+from vllm_neuron.cache.retention import Policy
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compile.pipeline import Pipeline, Publish
 from vllm_neuron.lowering.module import LoweredModule
@@ -50,7 +54,7 @@ def die_at(name: str, occurrence: int) -> None:
     """Let this process be killed when it comes to a step for the given time; COMPILING: while the compiler runs."""
     seen = 0
 
-    def observer(step: Step) -> None:
+    def observer(step: Failpoint) -> None:
         nonlocal seen
         if step.name != name.removesuffix("_RUNS"):
             return
@@ -58,7 +62,7 @@ def die_at(name: str, occurrence: int) -> None:
         if seen == occurrence:
             threading.Thread(target=die_while_a_child_runs).start() if name.endswith("_RUNS") else die()
 
-    steps.observe(observer)
+    failpoint.observe(observer)
 
 
 def compile_graph(cache: TieredCache) -> float:
@@ -83,13 +87,13 @@ def fetch(cache: TieredCache) -> float:
 
 def collect(cache: TieredCache) -> float:
     """Remove every entry of the local tier."""
-    gc.collect(cache.local, gc.Policy(keep=()))
+    gc.collect(cache.local, Policy(keep=()))
     return 0.0
 
 
 def collect_from_remote(cache: TieredCache) -> float:
     """Remove every entry of the remote tier, and what the dead have left there."""
-    gc_remote.collect_remote(cache.remotes[0], gc.Policy(keep=()))
+    collect_remote(cache.remotes[0], Policy(keep=()))
     cache.remotes[0].trim()
     return 0.0
 
@@ -103,6 +107,6 @@ if __name__ == "__main__":
     cache = TieredCache(LocalTier(Path(root)), [open_remote(remote)])
     start = time.monotonic()
     if scenario != "collect":
-        in_use.Claim(cache.local)
+        Pin(cache.local)
     compiling = SCENARIOS[scenario](cache)
     print(time.monotonic() - start - compiling)

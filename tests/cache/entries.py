@@ -7,7 +7,7 @@ from pathlib import Path
 from vllm_neuron.abi import Abi, TensorSpec
 from vllm_neuron.cache.entry import write_entry
 from vllm_neuron.cache.key import TraceKey, artifact_key
-from vllm_neuron.cache.manifest import Manifest, make_manifest
+from vllm_neuron.cache.manifests.manifest import Manifest, make_manifest
 from vllm_neuron.lowering.module import LoweredModule
 
 ABI = Abi(

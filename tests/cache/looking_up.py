@@ -8,8 +8,8 @@ from pathlib import Path
 
 from entries import KEY
 
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.remote import open_remotes
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.remote.urls import open_remotes
 from vllm_neuron.cache.tiers import TieredCache
 
 if __name__ == "__main__":

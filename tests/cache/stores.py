@@ -77,7 +77,7 @@ def _start_s3(folder: Path) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
     options += [f"-{name}.port.grpc={port}" for name, port in zip(services, ports[len(services) :], strict=False)]
     command = [program, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", *options,
                "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=16",
-               "-s3.port.iceberg=0"]  # fmt: skip
+               "-s3.port.iceberg=0", "-s3.port.lance=0"]  # fmt: skip
     keys = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "not-a-secret"}
     environment = {**keys, "AWS_DEFAULT_REGION": "us-east-1",
                    "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports[len(services) - 1]}"}  # fmt: skip

@@ -18,9 +18,9 @@ from vllm_neuron.cache import archive
 from vllm_neuron.cache.archive import Unpacked
 from vllm_neuron.cache.entry import EntryState, examine
 from vllm_neuron.cache.key import is_key
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.manifest import MAX_MANIFEST_BYTES
-from vllm_neuron.cache.manifests import ManifestStore
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.manifests.store import ManifestStore
+from vllm_neuron.cache.store.layout import MAX_MANIFEST_BYTES
 from vllm_neuron.errors import CacheError
 
 Members = list[tuple[tarfile.TarInfo, bytes]]

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 from entries import ABI, FLAGS, KEY, MODULE, OTHER, PARTS, fill, fill_other, manifest, stranger
+from remotes import folder_tier
 from test_entry import flip
 from test_local import names
 
-from vllm_neuron.cache import misses
 from vllm_neuron.cache.entry import write_entry
-from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.key import ArtifactKey, artifact_key
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.manifests import ManifestStore
+from vllm_neuron.cache.local import miss_record
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.manifests.store import ManifestStore
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 INNER = Path("neuron", "compile_cache")
@@ -32,7 +32,7 @@ TRACES = Path("neuron", "precompile_cache")
 def local(tmp_path: Path) -> LocalTier:
     """A local tier with KEY, which a remote folder has too, and OTHER."""
     tier = LocalTier(tmp_path / "root" / INNER)
-    FolderRemote(tmp_path / "remote").publish(tier.build(KEY, fill))
+    folder_tier(tmp_path / "remote").publish(tier.build(KEY, fill))
     tier.build(OTHER.digest, fill_other)
     return tier
 
@@ -62,6 +62,37 @@ def test_list_show_and_verify(local: LocalTier, run: Run) -> None:
     done = run("cache", "verify", "--json")
     assert done.returncode == 1
     assert {row["key"]: row["state"] for row in json.loads(done.stdout)} == {KEY: "damaged", OTHER.digest: "complete"}
+
+
+def test_list_tells_what_a_remote_tier_has(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    """The same of an entry that only a remote tier has as of one that is here; of one that can't be read, its key."""
+    here = next(row for row in document(run("cache", "list", "--json")) if row["key"] == KEY)
+    fresh = {"VLLM_CACHE_ROOT": str(tmp_path / "fresh")}
+    remote = str(tmp_path / "remote")
+    assert document(run("cache", "list", "--json", **fresh)) == [{**here, "tier": remote}]
+    [line] = [line for line in run("cache", "list", **fresh).stdout.splitlines() if line.lstrip().startswith(KEY)]
+    assert [word in line for word in ("tiny", "cpu:x86-64-v3", "O2", "KiB")] == [True] * 4
+    flip(tmp_path / "remote" / KEY / "metadata.json")
+    listed = run("cache", "list", "--json", **fresh)
+    assert document(listed) == [{"key": KEY, "tier": remote}]
+    assert "is damaged" in listed.stderr
+
+
+def test_verify_a_remote_tier(local: LocalTier, run: Run, tmp_path: Path) -> None:
+    remote = str(tmp_path / "remote")
+    assert run("cache", "push").returncode == 0
+    flip(local.root / KEY / "graph.vmfb")
+    whole = {"key": KEY, "state": "complete", "reason": ""}
+    assert document(run("cache", "verify", KEY[:6], "--remote", remote, "--json")) == [whole]
+    flip(tmp_path / "remote" / KEY / "graph.vmfb")
+    done = run("cache", "verify", "--remote", remote)
+    assert done.returncode == 1
+    assert f"{KEY}  damaged: the cache entry {remote}/{KEY} is damaged: the digest of graph.vmfb is not" in done.stdout
+    assert f"{OTHER.digest}  complete\n" in done.stdout
+    assert done.stdout.endswith(f"2 entries checked in {remote}\n")
+    nowhere = run("cache", "verify", "--remote", "/nowhere/cache")
+    assert (nowhere.returncode, nowhere.stdout) == (1, "")
+    assert nowhere.stderr == "vllm-neuron: error: the remote cache /nowhere/cache is not there: no such folder\n"
 
 
 def test_list_for_a_person_breaks_no_line(local: LocalTier, run: Run) -> None:
@@ -189,7 +220,7 @@ def test_gc_of_a_remote_tier(local: LocalTier, run: Run, tmp_path: Path) -> None
     assert f"would be freed in {remote}" in dry.stdout
     done = document(run("cache", "gc", "--plan", "plan.json", "--remote", f"file://{remote}", "--json"))
     assert [(row["key"], row["kept"], row["failed"]) for row in done["entries"]] == [(OTHER.digest, "", False)]
-    assert FolderRemote(tmp_path / "remote").keys() == [KEY]
+    assert folder_tier(tmp_path / "remote").keys() == [KEY]
     assert len(local.keys()) == 2, "the local tier is another"
 
 
@@ -202,7 +233,7 @@ def test_gc_of_a_remote_tier_that_can_t_be_written_to(
     assert done.returncode == 1
     assert f"{KEY}  kept, it can't be removed: " in done.stdout
     assert "Read-only file system" in done.stdout
-    assert FolderRemote(tmp_path / "remote").keys() == [KEY]
+    assert folder_tier(tmp_path / "remote").keys() == [KEY]
 
 
 @pytest.mark.parametrize(
@@ -242,11 +273,13 @@ def test_bad_arguments_of_gc(local: LocalTier, run: Run, words: list[str], told:
 def test_explain(local: LocalTier, run: Run, tmp_path: Path) -> None:
     wanted = artifact_key(MODULE, "iree", "3.12.0", FLAGS, "cpu:x86-64-v3", 2)
     provenance = {"model": "tiny", "graph": "decode_b4", "bucket": "prefill_s128", "max_num_seqs": 16}
-    misses.record(local, wanted, provenance, "vllm-neuron compile tiny --target cpu")
+    miss_record.record(local, wanted, provenance, "vllm-neuron compile tiny --target cpu")
     for what in (wanted.digest, wanted.digest[:7], "decode_b4"):
         text = run("cache", "explain", what).stdout
         assert f"decode_b4, key {wanted.digest}, is in none of: " in text
-        assert f"Near: {KEY} in local\n  IREE 3.13.0 there, 3.12.0 here\n  max_num_seqs: 8 there, 16 here\n" in text
+        assert text.count(KEY) == 1, "once, though two tiers have it"
+        near = f"Near: {KEY} in local, {tmp_path / 'remote'}\n"
+        assert f"{near}  IREE 3.13.0 there, 3.12.0 here\n  max_num_seqs: 8 there, 16 here\n" in text
         assert "To fill the cache, run: vllm-neuron compile tiny --target cpu" in text
     found = document(run("cache", "explain", KEY, "--json"))
     assert found["in"] == ["local", str(tmp_path / "remote")]
@@ -254,7 +287,7 @@ def test_explain(local: LocalTier, run: Run, tmp_path: Path) -> None:
     assert (unknown.returncode, "neither a key nor a bucket" in unknown.stderr) == (2, True)
     assert PARTS.digest == KEY
     assert ABI is MODULE.abi
-    misses.record(local, wanted, provenance)
+    miss_record.record(local, wanted, provenance)
     assert "To fill the cache, run: vllm-neuron compile tiny" in run("cache", "explain", "decode_b4").stdout
 
 
@@ -297,7 +330,7 @@ def test_the_remote_tier_can_be_named_on_the_command_line(local: LocalTier, run:
     other = str(tmp_path / "other")
     pushed = run("cache", "push", KEY, "--remote", other)
     assert pushed.returncode == 0, pushed.stderr
-    assert FolderRemote(tmp_path / "other").keys() == [KEY]
+    assert folder_tier(tmp_path / "other").keys() == [KEY]
     fresh = {"VLLM_CACHE_ROOT": str(tmp_path / "fresh"), "NEURON_LIBTORCH_REMOTE_CACHE": ""}
     assert f"{KEY}  fetched from {other}" in run("cache", "pull", "--remote", other, **fresh).stdout
     assert other in run("cache", "list", "--remote", other, **fresh).stdout

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 from contending import KEYS, make
+from remotes import folder_tier
 from test_local import names
 
-from vllm_neuron.cache.folder_remote import FolderRemote
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.remote import open_remote
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.remote.urls import open_remote
 from vllm_neuron.cache.tiers import TieredCache
 
 PROGRAM = Path(__file__).with_name("contending.py")
@@ -52,7 +52,7 @@ def command(what: str, root: Path, remote: str, count: Path, number: int) -> lis
 
 @pytest.mark.slow
 def test_many_processes_on_a_few_keys(tmp_path: Path) -> None:
-    remote = FolderRemote(tmp_path / "remote")
+    remote = folder_tier(tmp_path / "remote")
     there = sorted(KEYS)[:4]
     builder = LocalTier(tmp_path / "builder")
     for key in there:

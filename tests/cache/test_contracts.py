@@ -15,13 +15,15 @@ from stores import Store, folder_store, http_store, mounted_store, s3_store
 from test_entry import empty, flip, lengthen, remove, truncate
 from test_local import names
 
-from vllm_neuron.cache import index, steps
-from vllm_neuron.cache.entry import Entry, read_entry
-from vllm_neuron.cache.gc import Policy
-from vllm_neuron.cache.gc_remote import collect_remote
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.remote import RemoteTier, open_remote
-from vllm_neuron.cache.steps import Step
+from vllm_neuron.cache import failpoint
+from vllm_neuron.cache.entry import Entry, EntryState, read_entry
+from vllm_neuron.cache.failpoint import Failpoint
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.remote.gc import collect_remote
+from vllm_neuron.cache.remote.tier import RemoteTier
+from vllm_neuron.cache.remote.urls import open_remote
+from vllm_neuron.cache.retention import Policy
+from vllm_neuron.cache.store import index
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.digests import PIECE_BYTES
 from vllm_neuron.errors import CacheError, ConfigError
@@ -154,6 +156,20 @@ def test_damaged_description_is_passed_over_and_replaced(
     assert cache.lookup(KEY) is not None
 
 
+def test_verify_reads_every_file_and_changes_nothing(
+    store: Store, publisher: RemoteTier, remote: RemoteTier, entry: Entry
+) -> None:
+    assert remote.verify(KEY).state is EntryState.ABSENT
+    publisher.publish(entry)
+    assert remote.verify(KEY).state is EntryState.COMPLETE
+    store.harm(KEY, "graph.vmfb", flip)
+    found = remote.verify(KEY)
+    assert (found.state, "graph.vmfb" in found.reason) == (EntryState.DAMAGED, True)
+    store.harm(KEY, "complete.json" if store.url.startswith("s3") else "metadata.json", flip)
+    assert remote.verify(KEY).state in (EntryState.DAMAGED, EntryState.FOREIGN)
+    assert publisher.publish(entry) is True
+
+
 def test_manifests(store: Store, publisher: RemoteTier, remote: RemoteTier, entry: Entry) -> None:
     assert remote.read_manifest(KEY) is None
     for data in (b"one", b"another"):
@@ -210,14 +226,14 @@ def test_a_reader_of_what_is_being_removed_gets_all_of_it_or_misses(
     publisher.publish(entry)
     seen, once = publisher.stored()[KEY], threading.Lock()
 
-    def remove(step: Step) -> None:
-        if step is Step.FETCHED_FILE and once.acquire(blocking=False):
+    def remove(step: Failpoint) -> None:
+        if step is Failpoint.FETCHED_FILE and once.acquire(blocking=False):
             publisher.remove(KEY, seen)
 
-    request.addfinalizer(lambda: steps.observe(None))
-    steps.observe(remove)
+    request.addfinalizer(lambda: failpoint.observe(None))
+    failpoint.observe(remove)
     found = cache.lookup(KEY)
-    steps.observe(None)
+    failpoint.observe(None)
     assert once.locked()
     assert cache.local.keys() == ([] if found is None else [KEY])
     assert names(cache.local.root / ".staging") == []

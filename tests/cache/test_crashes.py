@@ -13,15 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 from entries import KEY, fill
+from remotes import folder_tier
 from test_entry import flip
 from test_local import names
 
 from vllm_neuron.cache.entry import EntryState, examine
-from vllm_neuron.cache.folder_remote import FolderRemote
+from vllm_neuron.cache.failpoint import Failpoint
 from vllm_neuron.cache.key import is_key
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.remote import RemoteTier, open_remote
-from vllm_neuron.cache.steps import Step
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.remote.tier import RemoteTier
+from vllm_neuron.cache.remote.urls import open_remote
 from vllm_neuron.cache.tiers import TieredCache
 
 PROGRAM = Path(__file__).with_name("crashing.py")
@@ -39,7 +40,7 @@ FETCH = [
     ("FOUND", 1), ("STAGED", 1), ("FETCHED_FILE", 1), ("FETCHED_FILE", 3), ("FETCHED", 1), ("OPENED_TO_READERS", 1),
     ("VERIFIED", 1), ("RENAMED", 1),
 ]  # fmt: skip
-COLLECT = [("CHOSEN", 1), ("REMOVING", 1), ("CLAIMS_READ_AGAIN", 1), ("REMOVED", 1)]
+COLLECT = [("CHOSEN", 1), ("REMOVING", 1), ("PINS_READ_AGAIN", 1), ("REMOVED", 1)]
 COLLECT_REMOTE = [("HIDDEN", 1), ("REMOTE_REMOVED", 1)]
 ALL = [*COMPILE, *REPLACE, *UPLOAD, *FETCH, *COLLECT, *COLLECT_REMOTE]
 
@@ -106,7 +107,7 @@ def left_over(*folders: Path) -> list[str]:
 
 
 def test_every_step_is_in_the_matrix() -> None:
-    assert {name.removesuffix("_RUNS") for name, _ in ALL} == {step.name for step in Step}
+    assert {name.removesuffix("_RUNS") for name, _ in ALL} == {step.name for step in Failpoint}
     assert len(set(ALL)) >= 20
 
 
@@ -130,7 +131,7 @@ def test_replacing_a_damaged_entry(
     root: Path, remote: str, step: str, occurrence: int, request: pytest.FixtureRequest
 ) -> None:
     entry = LocalTier(root).build(KEY, fill)
-    FolderRemote(Path(remote)).publish(entry)
+    folder_tier(Path(remote)).publish(entry)
     flip(Path(remote) / KEY / "graph.vmfb")
     die("publish", root, remote, step, occurrence)
     state = examine(Path(remote) / KEY, KEY).state
@@ -154,7 +155,7 @@ def test_publish_to_an_object_store(
 
 @pytest.mark.parametrize(("step", "occurrence"), FETCH)
 def test_fetch(root: Path, remote: str, step: str, occurrence: int, request: pytest.FixtureRequest) -> None:
-    store: RemoteTier = FolderRemote(Path(remote))
+    store: RemoteTier = folder_tier(Path(remote))
     store.publish(LocalTier(root.with_name("builder")).build(KEY, fill))
     die("fetch", root, remote, step, occurrence)
     assert only_whole_entries(root)

@@ -16,14 +16,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from entries import ARTIFACT, FILES, KEY, OTHER, fill
+from entries import ARTIFACT, FILES, KEY, OTHER, fill, manifest
+from remotes import folder_tier
 from stores import free_ports, fuse_mount
 from test_entry import flip, link, remove, rewrite_metadata, truncate
 
-from vllm_neuron.cache.folder_remote import FolderRemote
-from vllm_neuron.cache.guard import Guarded
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.remote import RemoteTier, open_remote
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.remote.tier import RemoteTier
+from vllm_neuron.cache.remote.urls import open_remote
+from vllm_neuron.cache.store.folder import FolderStore
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheError
 
@@ -68,7 +69,7 @@ class Bench:
 def bench(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Bench:
     caplog.set_level(logging.WARNING)
     entry = LocalTier(tmp_path / "root").build(KEY, fill)
-    FolderRemote(tmp_path / "remote").publish(entry)
+    folder_tier(tmp_path / "remote").publish(entry)
     return Bench(tmp_path / "root", tmp_path / "remote", caplog)
 
 
@@ -93,15 +94,25 @@ def read_only(tmp_path: Path, mount: Callable[..., None]) -> Callable[[Path], Pa
 
 
 @pytest.fixture(scope="session")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that makes reads fail."""
+def build_shim(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a library from a C file of this folder, for processes to start with."""
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("there is no C compiler to make reads fail with")
-    library = tmp_path_factory.mktemp("shim") / "failing_reads.so"
-    source = HERE / "failing_reads.c"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
-    return library
+        pytest.skip("there is no C compiler to make system calls fail with")
+
+    def build(name: str) -> Path:
+        library = tmp_path_factory.mktemp("shim") / f"{name}.so"
+        source = HERE / f"{name}.c"
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+        return library
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def shim(build_shim: Callable[[str], Path]) -> Path:
+    """A library that makes reads fail."""
+    return build_shim("failing_reads")
 
 
 @pytest.fixture
@@ -173,7 +184,7 @@ def test_local_damage(bench: Bench, fault: str, harm: Callable[[Path], None], fi
         bench.sees(fault)
         assert not (bench.root / KEY).exists()
         assert any((path / name).exists() or harm is remove for path in (bench.root / ".quarantine").glob(f"{KEY}.*"))
-        assert bench.look(FolderRemote(bench.remote)) == "remote"
+        assert bench.look(folder_tier(bench.remote)) == "remote"
         (bench.root.parent / "outside").unlink(missing_ok=True)
         (bench.root / "outside").unlink(missing_ok=True)
 
@@ -195,7 +206,7 @@ def test_local_entry_of_another_format(bench: Bench) -> None:
     ("fault", "harm"), [("remote file truncated", truncate), ("remote file changed", flip)]
 )  # fmt: skip
 def test_remote_damage(bench: Bench, fault: str, harm: Callable[[Path], None], tmp_path: Path) -> None:
-    remote = FolderRemote(bench.remote)
+    remote = folder_tier(bench.remote)
     for n, name in enumerate(name for name in LISTED if name != "metadata.json"):
         harm(bench.remote / KEY / name)
         bench.root, mine = tmp_path / f"host{n}", bench.root
@@ -208,7 +219,7 @@ def test_remote_damage(bench: Bench, fault: str, harm: Callable[[Path], None], t
 
 
 def test_remote_entry_renamed_or_of_another_format(bench: Bench, tmp_path: Path) -> None:
-    remote = FolderRemote(bench.remote)
+    remote = folder_tier(bench.remote)
     bench.root = tmp_path / "host"
     (bench.remote / KEY).rename(bench.remote / OTHER.digest)
     assert bench.look(remote, OTHER.digest) is None
@@ -245,18 +256,18 @@ def stopped_mount(bench: Bench, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_remote_mount_hangs(bench: Bench, stopped_mount: Path, tmp_path: Path) -> None:
-    class Mounted(FolderRemote):
+    class Mounted(FolderStore):
         def __init__(self, root: Path) -> None:
             super().__init__(bench.remote)
             self.root = root
 
     bench.root = tmp_path / "host"
-    remote = Guarded(Mounted(stopped_mount), silence=1.0)
+    remote = RemoteTier(Mounted(stopped_mount), silence=1.0)
     assert bench.look(remote) is None
     bench.sees("remote mount hangs")
     assert bench.look(remote, OTHER.digest) is None
     assert bench.caplog.records == []
-    never_asked = TieredCache(LocalTier(bench.root), [Guarded(Mounted(stopped_mount), silence=1.0)])
+    never_asked = TieredCache(LocalTier(bench.root), [RemoteTier(Mounted(stopped_mount), silence=1.0)])
     assert "(remote, not asked: looking for it failed: nothing came" in never_asked.describe()[1]
 
 
@@ -286,8 +297,33 @@ def test_remote_entry_not_signed(bench: Bench, tmp_path: Path, monkeypatch: pyte
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(tmp_path / "key.pem")], check=True)
     monkeypatch.setenv("VLLM_NEURON_CACHE_SIGNING_KEY", str(tmp_path / "key.pem"))
     bench.root = tmp_path / "host"
-    assert bench.look(FolderRemote(bench.remote)) is None
+    assert bench.look(folder_tier(bench.remote)) is None
     bench.sees("remote entry not signed")
+
+
+def test_file_system_without_modes(bench: Bench, build_shim: Callable[[str], Path], tmp_path: Path) -> None:
+    """Both tiers, and manifests, on one where nobody may set a mode: everything is stored, and told once."""
+    local, remote = tmp_path / "no modes" / "local", tmp_path / "no modes" / "remote"
+    code = (
+        "import sys; from pathlib import Path; from entries import KEY, fill, manifest;"
+        "from vllm_neuron.cache.local.pins import Pin; from vllm_neuron.cache.local.tier import LocalTier;"
+        "from vllm_neuron.cache.remote.urls import open_remote; from vllm_neuron.cache.tiers import TieredCache;"
+        "local, remote = LocalTier(Path(sys.argv[1])), open_remote(sys.argv[2]); Pin(local).settle([KEY]);"
+        "cache = TieredCache(local, [remote])\n"
+        "with cache.lock(KEY): cache.publish_remote(local.build(KEY, fill))\n"
+        "remote.write_manifest(manifest().key, manifest().to_bytes())"
+    )
+    environment = {**os.environ, "LD_PRELOAD": str(build_shim("failing_modes")),
+                   "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}  # fmt: skip
+    command = [sys.executable, "-c", code, str(local), str(remote)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    bench.sees("modes can't be set", done.stderr)
+    assert len(done.stderr.splitlines()) == 1
+    bench.root = local
+    assert bench.look() == "local"
+    bench.root = tmp_path / "host"
+    assert bench.look(folder_tier(remote)) == "remote"
+    assert folder_tier(remote).manifest_keys() == [manifest().key]
 
 
 def test_every_row_of_the_page_is_tested() -> None:

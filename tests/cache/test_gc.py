@@ -16,9 +16,10 @@ from test_entry import flip
 from test_local import names
 
 from vllm_neuron.cache.entry import EntryState, examine
-from vllm_neuron.cache.gc import Policy, collect
-from vllm_neuron.cache.in_use import Claim, claimed
-from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.local.gc import collect
+from vllm_neuron.cache.local.pins import Pin, pinned
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.retention import Policy
 from vllm_neuron.errors import CacheError
 
 Start = Callable[..., Actor]
@@ -73,15 +74,15 @@ def test_what_a_process_uses_stays(local: LocalTier, actor: Start) -> None:
 
 
 def test_nothing_goes_while_a_process_starts(local: LocalTier) -> None:
-    claim = Claim(local)
-    assert claimed(local) is None
+    claim = Pin(local)
+    assert pinned(local) is None
     with pytest.raises(CacheError, match="a process is just starting"):
         collect(local, Policy(keep=()))
     assert [one.kept for one in collect(local, Policy(keep=()), dry_run=True)] == ["in use", "in use"]
     claim.settle([OTHER.digest])
-    assert claimed(local) == {OTHER.digest}
+    assert pinned(local) == {OTHER.digest}
     claim.close()
-    assert claimed(local) == set()
+    assert pinned(local) == set()
     assert len(collect(local, Policy(keep=()))) == 2
 
 

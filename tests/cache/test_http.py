@@ -10,12 +10,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from entries import ARTIFACT, KEY, fill
+from entries import ARTIFACT, KEY, OTHER, PARTS, fill, manifest, stranger
+from remotes import folder_tier
 
-from vllm_neuron.cache.folder_remote import FolderRemote
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.remote import open_remote
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.manifests.store import ManifestStore
+from vllm_neuron.cache.remote.urls import open_remote
+from vllm_neuron.cache.store import index
 from vllm_neuron.cache.tiers import Found, TieredCache
+from vllm_neuron.compile.miss_error import Miss, miss_error
 from vllm_neuron.errors import CacheError
 
 Answer = Callable[[BaseHTTPRequestHandler, Path], None]
@@ -23,7 +26,7 @@ Answer = Callable[[BaseHTTPRequestHandler, Path], None]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    FolderRemote(tmp_path / "remote").publish(LocalTier(tmp_path / "builder").build(KEY, fill))
+    folder_tier(tmp_path / "remote").publish(LocalTier(tmp_path / "builder").build(KEY, fill))
     return tmp_path / "remote"
 
 
@@ -118,6 +121,54 @@ def test_server_that_refuses_is_asked_once(
         assert lookup(tmp_path, f"http://{address}") is None
         assert len(asked) == 1
     assert f"HTTP status {status}" in caplog.text
+
+
+def send_or_forbid(handler: BaseHTTPRequestHandler, path: Path) -> None:
+    """As a bucket without permission to list: what is absent is forbidden."""
+    if path.is_file():
+        send(handler, path)
+    else:
+        handler.send_error(403)
+
+
+def test_server_that_forbids_what_is_absent(tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An entry without a signature arrives, with its manifest; one that is absent is a miss that says what may be."""
+    remote = folder_tier(folder)
+    remote.write_manifest(manifest().key, manifest().to_bytes())
+    index.write(folder)
+    with serving(folder, send_or_forbid) as (address, _):
+        tier = open_remote(f"http://{address}")
+        cache = TieredCache(LocalTier(tmp_path / "local"), [tier])
+        found = cache.lookup(KEY)
+        assert found is not None
+        assert found.entry.artifact_path.read_bytes() == ARTIFACT
+        store = ManifestStore(tmp_path / "manifests", [tier])
+        assert store.fetch_of([found.entry.metadata]) == [manifest().key]
+        assert ManifestStore(tmp_path / "others", [tier]).lookup(stranger().key) is None
+        assert (store.problems, caplog.text) == ({}, "")
+        assert cache.lookup(OTHER.digest) is None
+        assert "HTTP status 403 Forbidden: it is absent, or not to be read from here" in caplog.text
+        message = str(miss_error(cache, "tiny", [Miss("decode_b4", OTHER, {})], 1, "make it"))
+        assert f"A remote tier failed for 1 of them; {OTHER.digest} in http://{address}: " in message
+        assert f"{KEY} in local, http://{address}: " in message
+
+
+def test_an_entry_is_not_its_own_neighbour(tmp_path: Path, folder: Path) -> None:
+    """One that is listed and can't be fetched: the message says why, and nothing of differences."""
+    index.write(folder)
+
+    def answer(handler: BaseHTTPRequestHandler, path: Path) -> None:
+        if path.name == "graph.vmfb":
+            handler.send_error(403)
+        else:
+            send(handler, path)
+
+    with serving(folder, answer) as (address, _):
+        cache = TieredCache(LocalTier(tmp_path / "local"), [open_remote(f"http://{address}")])
+        assert cache.lookup(KEY) is None
+        message = str(miss_error(cache, "tiny", [Miss("decode_b4", PARTS, {})], 1, "make it"))
+    assert "Nearest" not in message
+    assert f"{KEY} in http://{address}: [Errno 13] HTTP status 403 Forbidden" in message
 
 
 def test_redirect_and_password(tmp_path: Path, folder: Path) -> None:

@@ -19,8 +19,8 @@ from entries import ABI, ARTIFACT, KEY, OTHER, PARTS, fill
 from processes import Actor
 
 from vllm_neuron.cache.entry import write_entry
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.lock import LockState
+from vllm_neuron.cache.local.key_lock import LockState
+from vllm_neuron.cache.local.tier import LocalTier
 from vllm_neuron.errors import CacheError, ConfigError
 
 Start = Callable[..., Actor]
@@ -66,7 +66,7 @@ def test_hit_writes_nothing_and_takes_no_lock(root: Path, actor: Start) -> None:
     LocalTier(root).build(KEY, fill)
     shutil.rmtree(root / ".staging")
     before = snapshot(root)
-    code = f"from pathlib import Path; from vllm_neuron.cache.local import LocalTier; \
+    code = f"from pathlib import Path; from vllm_neuron.cache.local.tier import LocalTier; \
              assert LocalTier(Path({str(root)!r})).lookup({KEY!r})"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert snapshot(root) == before
@@ -103,8 +103,8 @@ def test_forked_child_does_not_remove_the_work_of_its_parent(root: Path) -> None
     code = f"""
 import os, sys
 from pathlib import Path
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.lock import LockState
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.local.key_lock import LockState
 with LocalTier(Path({str(root)!r})).staging({KEY!r}) as folder:
     child = os.fork()
     if child == 0:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from processes import Actor
 
-from vllm_neuron.cache.lock import LEAST_TIMEOUT_SECONDS, KeyLock, LockState
+from vllm_neuron.cache.local.key_lock import LEAST_TIMEOUT_SECONDS, KeyLock, LockState
 
 Start = Callable[..., Actor]
 

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from remotes import folder_tier
 
 from vllm_neuron.abi import Abi, TensorSpec
-from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.key import TraceKey, canonical_json, sha256
-from vllm_neuron.cache.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestError, make_manifest, parse_manifest
-from vllm_neuron.cache.manifests import ManifestStore
+from vllm_neuron.cache.manifests.manifest import (
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    ManifestError,
+    make_manifest,
+    parse_manifest,
+)
+from vllm_neuron.cache.manifests.store import ManifestStore
 from vllm_neuron.errors import CacheError
 from vllm_neuron.lowering.module import KnownModule, LoweredModule
 
@@ -110,7 +116,7 @@ def test_only_plain_files_are_read(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_good_remote_one_takes_the_place_of_a_bad_local_one(tmp_path: Path) -> None:
-    remote = FolderRemote(tmp_path / "remote")
+    remote = folder_tier(tmp_path / "remote")
     ManifestStore(tmp_path / "elsewhere", [remote]).publish(manifest())
     local = tmp_path / "local" / f"{KEY.digest}.json"
     local.parent.mkdir()
@@ -130,11 +136,11 @@ def test_publishing_to_a_folder_that_is_a_file_is_an_error(tmp_path: Path) -> No
     (tmp_path / "remote").mkdir()
     (tmp_path / "remote" / ".manifests").write_text("")
     with pytest.raises(CacheError, match=r"decode_b1 can't be published to .*/\.manifests is not a folder: remove it"):
-        ManifestStore(tmp_path / "local", [FolderRemote(tmp_path / "remote")]).publish(manifest())
+        ManifestStore(tmp_path / "local", [folder_tier(tmp_path / "remote")]).publish(manifest())
 
 
 def test_a_folder_in_the_place_of_a_manifest_is_replaced(tmp_path: Path) -> None:
-    remote = FolderRemote(tmp_path / "remote")
+    remote = folder_tier(tmp_path / "remote")
     (tmp_path / "remote" / ".manifests" / f"{KEY.digest}.json" / "inner").mkdir(parents=True)
     assert ManifestStore(tmp_path / "local", [remote]).publish(manifest())
     found = ManifestStore(tmp_path / "elsewhere", [remote]).lookup(KEY.digest)
@@ -143,7 +149,7 @@ def test_a_folder_in_the_place_of_a_manifest_is_replaced(tmp_path: Path) -> None
 
 
 def test_where_nothing_can_be_stored_a_start_goes_on(tmp_path: Path) -> None:
-    remote = FolderRemote(tmp_path / "remote")
+    remote = folder_tier(tmp_path / "remote")
     ManifestStore(tmp_path / "elsewhere", [remote]).publish(manifest())
     store = ManifestStore(tmp_path / "local" / "folder", [remote])
     (tmp_path / "local").symlink_to(tmp_path / "nowhere" / "at all")

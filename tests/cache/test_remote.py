@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from entries import ARTIFACT, KEY, OTHER, fill
 from processes import Actor
+from remotes import folder_tier
 from test_entry import HARM, remove
 from test_local import names, umask
 
 from vllm_neuron.cache.entry import Entry, EntryState, examine, read_entry
-from vllm_neuron.cache.folder_remote import FolderRemote
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.remote import open_remote, open_remotes
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.remote.urls import open_remote, open_remotes
 from vllm_neuron.errors import CacheError, ConfigError
 
 Start = Callable[..., Actor]
@@ -36,7 +36,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_publish_and_fetch(entry: Entry, root: Path, tmp_path: Path) -> None:
-    remote = FolderRemote(root)
+    remote = folder_tier(root)
     assert remote.metadata(KEY) is None
     assert remote.keys() == []
     assert remote.publish(entry) is True
@@ -51,9 +51,9 @@ def test_publish_and_fetch(entry: Entry, root: Path, tmp_path: Path) -> None:
 
 
 def test_second_publisher_changes_nothing(entry: Entry, root: Path) -> None:
-    FolderRemote(root).publish(entry)
+    folder_tier(root).publish(entry)
     before = {path: path.stat() for path in (root / KEY).iterdir()}
-    assert FolderRemote(root).publish(entry) is False
+    assert folder_tier(root).publish(entry) is False
     assert {path: path.stat() for path in (root / KEY).iterdir()} == before
 
 
@@ -62,7 +62,7 @@ def test_second_publisher_changes_nothing(entry: Entry, root: Path) -> None:
 def test_unfinished_or_damaged_entry_is_replaced(
     entry: Entry, root: Path, name: str, harm: Callable[[Path], None]
 ) -> None:
-    remote = FolderRemote(root)
+    remote = folder_tier(root)
     remote.publish(entry)
     harm(root / KEY / name)
     assert remote.publish(entry) is True
@@ -84,7 +84,7 @@ def test_racing_publishers(tmp_path: Path, root: Path, actor: Start) -> None:
 
 
 def test_racing_publishers_over_a_damaged_entry(tmp_path: Path, root: Path, actor: Start, entry: Entry) -> None:
-    FolderRemote(root).publish(entry)
+    folder_tier(root).publish(entry)
     remove(root / KEY / "graph.vmfb")
     hosts = [actor("publish_remote", tmp_path / f"host{n}", root, f"artifact {n}") for n in range(6)]
     assert {host.hear() for host in hosts} == {"ready"}
@@ -99,16 +99,16 @@ def test_damaged_local_entry_is_not_published(entry: Entry, root: Path) -> None:
     path = entry.artifact_path
     path.write_bytes(b"\0" * path.stat().st_size)
     with pytest.raises(CacheError, match="damaged"):
-        FolderRemote(root).publish(entry)
+        folder_tier(root).publish(entry)
     os.truncate(path, 3)
     with pytest.raises(CacheError, match=r"graph\.vmfb has 3 bytes"):
-        FolderRemote(root).publish(entry)
+        folder_tier(root).publish(entry)
     assert names(root) == [".staging"]
     assert names(root / ".staging") == []
 
 
 def test_remote_link_is_not_followed(entry: Entry, root: Path, tmp_path: Path) -> None:
-    remote = FolderRemote(root)
+    remote = folder_tier(root)
     remote.publish(entry)
     secret = tmp_path / "secret"
     secret.write_bytes(ARTIFACT)
@@ -125,14 +125,14 @@ def test_entries_can_be_read_by_whom_the_remote_can(entry: Entry, root: Path, mo
     root.mkdir(parents=True)
     root.chmod(mode)
     with umask(0o077):
-        FolderRemote(root).publish(entry)
+        folder_tier(root).publish(entry)
     assert stat.S_IMODE((root / KEY).stat().st_mode) & 0o777 == 0o700 | (mode & 0o055)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (root / KEY).iterdir()} == {0o600 | (mode & 0o044)}
     assert stat.S_IMODE((root / ".staging").stat().st_mode) == mode
 
 
 def test_only_abandoned_temporary_folders_are_removed(entry: Entry, root: Path, actor: Start, tmp_path: Path) -> None:
-    remote = FolderRemote(root)
+    remote = folder_tier(root)
     remote.publish(entry)
     staging = root / ".staging"
     foreign, ancient = staging / f"{KEY}.otherboot.1", staging / f"{KEY}.otherboot.2"
@@ -157,13 +157,13 @@ def test_killed_publisher_leaves_nothing_for_long(entry: Entry, root: Path, tmp_
     host.process.wait()
     assert examine(root / KEY, KEY).state in (EntryState.ABSENT, EntryState.COMPLETE)
     shutil.rmtree(root / KEY, ignore_errors=True)
-    assert FolderRemote(root).publish(big) is True
+    assert folder_tier(root).publish(big) is True
     assert names(root / ".staging") == []
 
 
 def test_read_only_remote(entry: Entry, root: Path) -> None:
     with pytest.raises(CacheError, match="read-only"):
-        FolderRemote(root, read_only=True).publish(entry)
+        folder_tier(root, read_only=True).publish(entry)
 
 
 def test_names_of_remotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

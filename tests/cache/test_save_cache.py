@@ -9,7 +9,7 @@ import pytest
 from entries import KEY, OTHER, fill
 
 from vllm_neuron.cache.entry import read_entry
-from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.local.tier import LocalTier
 from vllm_neuron.compile.save_cache import save_cache
 
 

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 from entries import ARTIFACT, FLAGS, KEY, MODULE, OTHER, PARTS, fill, fill_other
 from processes import Actor
+from remotes import folder_tier
 from test_entry import HARM, flip
 from test_local import names
 
 from vllm_neuron.cache.entry import Entry, EntryState, examine
 from vllm_neuron.cache.explain import provenance_differences
-from vllm_neuron.cache.folder_remote import FolderRemote
 from vllm_neuron.cache.key import artifact_key
-from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.remote.tier import RemoteTier
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheError, ConfigError
 
@@ -31,9 +32,9 @@ def entry(tmp_path: Path) -> Entry:
 
 
 @pytest.fixture
-def remote(tmp_path: Path, entry: Entry) -> FolderRemote:
+def remote(tmp_path: Path, entry: Entry) -> RemoteTier:
     """A remote that has the entry of KEY."""
-    store = FolderRemote(tmp_path / "remote")
+    store = folder_tier(tmp_path / "remote")
     store.publish(entry)
     return store
 
@@ -47,7 +48,7 @@ def local(tmp_path: Path) -> LocalTier:
 def test_a_fetch_reads_each_byte_once(tmp_path: Path, mode: int) -> None:
     """Also where others may read the tier, and so the modes of the files change on their way."""
     artifact = bytes(range(256)) * (16 << 10)
-    remote, local = FolderRemote(tmp_path / "remote"), tmp_path / "local"
+    remote, local = folder_tier(tmp_path / "remote"), tmp_path / "local"
     remote.publish(LocalTier(tmp_path / "builder").build(KEY, lambda folder: fill(folder, artifact)))
     local.mkdir()
     local.chmod(mode)
@@ -115,8 +116,8 @@ def test_silent_compiler_is_not_waited_for_and_uses_what_won(
     assert len(count.read_text().splitlines()) == 2
 
 
-def test_processes_of_one_host_fetch_a_key_once(tmp_path: Path, remote: FolderRemote, actor: Start) -> None:
-    processes = [actor("fetch", tmp_path / "root", remote.root) for _ in range(8)]
+def test_processes_of_one_host_fetch_a_key_once(tmp_path: Path, remote: RemoteTier, actor: Start) -> None:
+    processes = [actor("fetch", tmp_path / "root", Path(remote.name)) for _ in range(8)]
     assert {process.hear() for process in processes} == {"ready"}
     for process in processes:
         process.tell()
@@ -126,13 +127,13 @@ def test_processes_of_one_host_fetch_a_key_once(tmp_path: Path, remote: FolderRe
     assert {artifact for _, _, artifact in words} == {ARTIFACT.hex()}
 
 
-def test_lookup_goes_from_near_to_far_and_fills_the_near(local: LocalTier, remote: FolderRemote) -> None:
-    empty = FolderRemote(remote.root.with_name("empty"))
+def test_lookup_goes_from_near_to_far_and_fills_the_near(local: LocalTier, remote: RemoteTier) -> None:
+    empty = folder_tier(Path(remote.name).with_name("empty"))
     cache = TieredCache(local, [empty, remote])
     first, second = cache.lookup(KEY), cache.lookup(KEY)
     assert first is not None
     assert second is not None
-    assert (first.tier, first.source) == ("remote", str(remote.root))
+    assert (first.tier, first.source) == ("remote", str(Path(remote.name)))
     assert (second.tier, second.source) == ("local", "local")
     assert first.entry.path == second.entry.path == local.root / KEY
     assert cache.lookup(OTHER.digest) is None
@@ -148,7 +149,7 @@ def test_lookup_goes_from_near_to_far_and_fills_the_near(local: LocalTier, remot
     }
 
 
-def test_the_forms_of_one_graph_are_one_look_up(local: LocalTier, remote: FolderRemote) -> None:
+def test_the_forms_of_one_graph_are_one_look_up(local: LocalTier, remote: RemoteTier) -> None:
     """A host that can use several targets' artifacts has not missed where it finds the second best."""
     cache = TieredCache(local, [remote])
     for tier in ("remote", "local"):
@@ -159,10 +160,10 @@ def test_the_forms_of_one_graph_are_one_look_up(local: LocalTier, remote: Folder
     assert counters == {"local": (1, 1), remote.name: (1, 0)}
 
 
-def test_nearer_tier_spares_the_farther_one(local: LocalTier, remote: FolderRemote) -> None:
+def test_nearer_tier_spares_the_farther_one(local: LocalTier, remote: RemoteTier) -> None:
     local.build(KEY, fill)
     cache = TieredCache(local, [remote])
-    shutil.rmtree(remote.root)
+    shutil.rmtree(Path(remote.name))
     found = cache.lookup(KEY)
     assert found is not None
     assert cache.counters[remote.name].to_json() == {
@@ -170,7 +171,7 @@ def test_nearer_tier_spares_the_farther_one(local: LocalTier, remote: FolderRemo
     }  # fmt: skip
 
 
-def test_lookup_inside_the_lock_does_not_wait_for_itself(local: LocalTier, remote: FolderRemote) -> None:
+def test_lookup_inside_the_lock_does_not_wait_for_itself(local: LocalTier, remote: RemoteTier) -> None:
     cache = TieredCache(local, [remote])
     with cache.lock(KEY) as state:
         assert state.held
@@ -182,9 +183,9 @@ def test_lookup_inside_the_lock_does_not_wait_for_itself(local: LocalTier, remot
 @pytest.mark.parametrize("harm", HARM, ids=lambda harm: harm.__name__)
 @pytest.mark.parametrize("name", [".compilation_complete", "metadata.json", "graph.vmfb", "compiler.log"])
 def test_damaged_remote_entry_is_a_miss_and_nothing_of_it_stays(
-    local: LocalTier, remote: FolderRemote, name: str, harm: Callable[[Path], None]
+    local: LocalTier, remote: RemoteTier, name: str, harm: Callable[[Path], None]
 ) -> None:
-    harm(remote.root / KEY / name)
+    harm(Path(remote.name) / KEY / name)
     cache = TieredCache(local, [remote])
     assert cache.lookup(KEY) is None
     assert local.keys() == []
@@ -195,10 +196,10 @@ def test_damaged_remote_entry_is_a_miss_and_nothing_of_it_stays(
 
 
 def test_bad_copy_in_one_remote_does_not_hide_a_good_one_in_the_next(
-    local: LocalTier, remote: FolderRemote, entry: Entry, caplog: pytest.LogCaptureFixture
+    local: LocalTier, remote: RemoteTier, entry: Entry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flip(remote.root / KEY / "graph.vmfb")
-    good = FolderRemote(remote.root.with_name("good"))
+    flip(Path(remote.name) / KEY / "graph.vmfb")
+    good = folder_tier(Path(remote.name).with_name("good"))
     good.publish(entry)
     cache = TieredCache(local, [remote, good])
     found = cache.lookup(KEY)
@@ -209,7 +210,7 @@ def test_bad_copy_in_one_remote_does_not_hide_a_good_one_in_the_next(
 
 
 def test_dead_remote_costs_a_warning(local: LocalTier, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = FolderRemote(tmp_path / "mount" / "cache")
+    store = folder_tier(tmp_path / "mount" / "cache")
     (tmp_path / "mount").write_text("where a file system used to be")
     cache = TieredCache(local, [store])
     assert cache.lookup(KEY) is None
@@ -221,7 +222,7 @@ def test_dead_remote_costs_a_warning(local: LocalTier, tmp_path: Path, caplog: p
 
 
 def test_publishing_to_every_remote_that_takes_entries(local: LocalTier, tmp_path: Path) -> None:
-    stores = [FolderRemote(tmp_path / "a"), FolderRemote(tmp_path / "b", read_only=True), FolderRemote(tmp_path / "c")]
+    stores = [folder_tier(tmp_path / "a"), folder_tier(tmp_path / "b", read_only=True), folder_tier(tmp_path / "c")]
     entry = local.build(KEY, fill)
     cache = TieredCache(local, stores)
     assert cache.publish_remote(entry) is True
@@ -282,7 +283,7 @@ def test_disabled_cache_is_of_this_process_alone(tmp_path: Path, monkeypatch: py
     ],
 )  # fmt: skip
 def test_nearest_entry_says_what_differs(
-    local: LocalTier, remote: FolderRemote, change: dict[str, object], words: str
+    local: LocalTier, remote: RemoteTier, change: dict[str, object], words: str
 ) -> None:
     arguments = {"module": MODULE, "compiler": "iree", "compiler_version": "3.13.0", "flags": FLAGS,
                  "target": "cpu:x86-64-v3", "level": 2, **change}  # fmt: skip
@@ -292,7 +293,7 @@ def test_nearest_entry_says_what_differs(
     assert str(neighbour) == f"{KEY} in {remote.name}: {words}"
 
 
-def test_nearest_prefers_what_is_known_and_tells_versions_apart(local: LocalTier, remote: FolderRemote) -> None:
+def test_nearest_prefers_what_is_known_and_tells_versions_apart(local: LocalTier, remote: RemoteTier) -> None:
     local.build(OTHER.digest, fill_other)  # It says nothing of itself: no reason to be near.
     provenance = {"model": "tiny", "bucket": "prefill_s128", "max_num_seqs": 16}
     near = TieredCache(local, [remote]).nearest({**PARTS.parts, "level": "O7"}, provenance)
@@ -316,11 +317,14 @@ def test_a_difference_far_inside_of_a_long_value_is_shown() -> None:
     assert line == f"passes: ...{zeros} 1] there, ...{zeros} 2] here"
 
 
-def test_nearest_of_several_entries(local: LocalTier, remote: FolderRemote) -> None:
+def test_nearest_of_several_entries(local: LocalTier, remote: RemoteTier) -> None:
+    """An entry is one neighbour, however many tiers have it."""
     local.build(KEY, fill)
+    local.build(OTHER.digest, fill_other)
     parts = {**PARTS.parts, "module": "0" * 64}
     provenance = {"model": "tiny", "bucket": "prefill_s128", "max_num_seqs": 16, "only_here": 1}
     near = TieredCache(local, [remote]).nearest(parts, provenance)
-    assert [neighbour.tier for neighbour in near] == [remote.name, "local"]
+    found = [(neighbour.metadata.key, neighbour.tier) for neighbour in near]
+    assert found == [(KEY, f"local, {remote.name}"), (OTHER.digest, "local")]
     assert near[0].differences == ("module: the graph differs", "max_num_seqs: 8 there, 16 here")
     assert len(TieredCache(local, [remote]).nearest(parts, provenance, limit=1)) == 1

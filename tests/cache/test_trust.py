@@ -11,12 +11,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from entries import ARTIFACT, KEY, OTHER, fill, manifest
+from remotes import folder_tier
 
 from vllm_neuron.cache import archive
 from vllm_neuron.cache.entry import Entry
-from vllm_neuron.cache.folder_remote import FolderRemote
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.manifests import ManifestStore
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.manifests.store import ManifestStore
+from vllm_neuron.cache.remote.tier import RemoteTier
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheError, ConfigError
 
@@ -45,19 +46,19 @@ def entry(tmp_path: Path) -> Entry:
 
 
 @pytest.fixture
-def remote(tmp_path: Path) -> FolderRemote:
-    return FolderRemote(tmp_path / "remote")
+def remote(tmp_path: Path) -> RemoteTier:
+    return folder_tier(tmp_path / "remote")
 
 
 @pytest.fixture
-def look(tmp_path: Path, remote: FolderRemote) -> Callable[[], bool]:
+def look(tmp_path: Path, remote: RemoteTier) -> Callable[[], bool]:
     """Whether a new host gets the entry from the remote tier."""
     hosts = iter(range(100))
     return lambda: TieredCache(LocalTier(tmp_path / f"host{next(hosts)}"), [remote]).lookup(KEY) is not None
 
 
 def test_only_the_trusted_are_accepted(
-    monkeypatch: pytest.MonkeyPatch, entry: Entry, remote: FolderRemote, look: Callable[[], bool],
+    monkeypatch: pytest.MonkeyPatch, entry: Entry, remote: RemoteTier, look: Callable[[], bool],
     key: Callable[[str], tuple[str, str]], caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     (ours, ours_public), (_, other_public) = key("ours"), key("other")
@@ -73,28 +74,28 @@ def test_only_the_trusted_are_accepted(
 
 
 def test_signature_is_over_this_entry_alone(
-    monkeypatch: pytest.MonkeyPatch, entry: Entry, remote: FolderRemote, look: Callable[[], bool],
+    monkeypatch: pytest.MonkeyPatch, entry: Entry, remote: RemoteTier, look: Callable[[], bool],
     key: Callable[[str], tuple[str, str]], tmp_path: Path,
 ) -> None:  # fmt: skip
     private, public = key("ours")
     monkeypatch.setenv(SIGNING, private)
     remote.publish(entry)
-    signature = (remote.root / KEY / "metadata.sig").read_bytes()
+    signature = (Path(remote.name) / KEY / "metadata.sig").read_bytes()
     monkeypatch.delenv(SIGNING)
-    other = FolderRemote(tmp_path / "other")
+    other = folder_tier(tmp_path / "other")
     other.publish(LocalTier(tmp_path / "liar").build(KEY, lambda folder: fill(folder, b"of a liar")))
-    (other.root / KEY / "metadata.sig").write_bytes(signature)
+    (Path(other.name) / KEY / "metadata.sig").write_bytes(signature)
     monkeypatch.setenv(TRUSTED, public)
     assert TieredCache(LocalTier(tmp_path / "victim"), [other]).lookup(KEY) is None
     for nonsense in (b"", b"{}", b"[" * 1000, b'{"signature": "!"}', b'{"signature": 7}'):
-        (remote.root / KEY / "metadata.sig").write_bytes(nonsense)
+        (Path(remote.name) / KEY / "metadata.sig").write_bytes(nonsense)
         assert not look()
-    (remote.root / KEY / "metadata.sig").write_bytes(signature)
+    (Path(remote.name) / KEY / "metadata.sig").write_bytes(signature)
     assert look()
 
 
 def test_unsigned_entry_is_replaced_by_who_signs_and_is_never_signed_by_him(
-    monkeypatch: pytest.MonkeyPatch, entry: Entry, remote: FolderRemote, look: Callable[[], bool],
+    monkeypatch: pytest.MonkeyPatch, entry: Entry, remote: RemoteTier, look: Callable[[], bool],
     key: Callable[[str], tuple[str, str]], tmp_path: Path,
 ) -> None:  # fmt: skip
     stranger = LocalTier(tmp_path / "stranger").build(KEY, lambda folder: fill(folder, b"of a stranger"))
@@ -110,7 +111,7 @@ def test_unsigned_entry_is_replaced_by_who_signs_and_is_never_signed_by_him(
 
 
 def test_what_nobody_here_would_accept_is_not_published(
-    monkeypatch: pytest.MonkeyPatch, entry: Entry, remote: FolderRemote,
+    monkeypatch: pytest.MonkeyPatch, entry: Entry, remote: RemoteTier,
     key: Callable[[str], tuple[str, str]], tmp_path: Path,
 ) -> None:  # fmt: skip
     """Else a job says that it has published what production refuses. What is there and trusted is enough."""
@@ -151,7 +152,7 @@ def test_archives_are_signed_and_checked(
 
 
 def test_manifests_are_signed_and_checked(
-    monkeypatch: pytest.MonkeyPatch, remote: FolderRemote, key: Callable[[str], tuple[str, str]], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, remote: RemoteTier, key: Callable[[str], tuple[str, str]], tmp_path: Path
 ) -> None:
     (private, public), (_, other) = key("ours"), key("other")
     hosts = (ManifestStore(tmp_path / f"host{n}", [remote]) for n in range(100))
@@ -193,7 +194,7 @@ def test_openssl_makes_and_checks_the_keys(monkeypatch: pytest.MonkeyPatch, tmp_
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(private)], check=True)
     subprocess.run(["openssl", "pkey", "-in", str(private), "-pubout", "-out", str(public)], check=True)
     monkeypatch.setenv(SIGNING, str(private))
-    remote = FolderRemote(tmp_path / "remote")
+    remote = folder_tier(tmp_path / "remote")
     remote.publish(entry)
     monkeypatch.delenv(SIGNING)
     monkeypatch.setenv(TRUSTED, str(public))

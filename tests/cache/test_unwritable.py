@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from entries import ARTIFACT, KEY, OTHER, fill
 from processes import Actor
+from remotes import folder_tier
 from test_local import names, open_up
 
 from vllm_neuron.cache.entry import EntryState, examine
-from vllm_neuron.cache.folder_remote import FolderRemote
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.lock import LockState
+from vllm_neuron.cache.local.key_lock import LockState
+from vllm_neuron.cache.local.tier import LocalTier
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheError
 
@@ -153,7 +153,7 @@ def test_damaged_entry_on_a_read_only_file_system(
 
 
 def test_fetch_where_the_local_tier_is_read_only(tmp_path: Path, read_only: Callable[[Path], Path]) -> None:
-    remote = FolderRemote(tmp_path / "remote")
+    remote = folder_tier(tmp_path / "remote")
     remote.publish(LocalTier(tmp_path / "other").build(KEY, fill))
     (tmp_path / "cache").mkdir(mode=0o700)
     cache = TieredCache(LocalTier(read_only(tmp_path / "cache")), [remote])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forking
 from tests.support.models import make_tiny
 
 VLLM_NEURON = str(Path(sys.executable).with_name("vllm-neuron"))
@@ -123,7 +124,7 @@ def test_a_report_that_can_not_be_written_is_told_before_anything_is_compiled(
     ],
 )  # fmt: skip
 def test_what_vllm_refuses_is_one_line_too(model: str, command: str, options: list[str], says: str) -> None:
-    (error,) = errors(run([VLLM_NEURON, command, model, *options], {}))
+    (error,) = errors(forking.run([VLLM_NEURON, command, model, *options]))
     assert "vLLM does not accept this configuration: " in error
     assert says in error
 
@@ -142,7 +143,7 @@ def test_what_vllm_refuses_is_one_line_too(model: str, command: str, options: li
 def test_a_model_that_can_not_be_built_is_one_line_too(
     model: str, command: str, overrides: dict[str, object], says: str
 ) -> None:
-    done = run([VLLM_NEURON, command, model, *SMALL, "--hf-overrides", json.dumps(overrides)], {})
+    done = forking.run([VLLM_NEURON, command, model, *SMALL, "--hf-overrides", json.dumps(overrides)])
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     (error,) = (line for line in done.stderr.splitlines() if line.startswith("vllm-neuron: error: "))
@@ -152,7 +153,7 @@ def test_a_model_that_can_not_be_built_is_one_line_too(
 
 def test_where_a_model_could_not_be_built_is_logged_for_who_asks(model: str) -> None:
     overrides = json.dumps({"hidden_act": "nonesuch"})
-    done = run([VLLM_NEURON, "plan", model, *SMALL, "--hf-overrides", overrides], {"VLLM_NEURON_LOG_LEVEL": "DEBUG"})
+    done = forking.run([VLLM_NEURON, "plan", model, *SMALL, "--hf-overrides", overrides], VLLM_NEURON_LOG_LEVEL="DEBUG")
     assert done.returncode == 1
     log = done.stdout + done.stderr
     assert log.count("models/llama.py") > 0
@@ -164,13 +165,13 @@ def test_a_model_with_alibi_is_refused_before_it_is_built(model: str, tmp_path: 
              "n_layer": 2, "n_head": 4, "dtype": "float32"}  # fmt: skip
     shutil.copytree(model, tmp_path, dirs_exist_ok=True)
     (tmp_path / "config.json").write_text(json.dumps(bloom))
-    (error,) = errors(run([VLLM_NEURON, "plan", str(tmp_path), "--max-model-len", "128"], {}))
+    (error,) = errors(forking.run([VLLM_NEURON, "plan", str(tmp_path), "--max-model-len", "128"]))
     assert "A model with ALiBi is not supported" in error
 
 
 @pytest.mark.parametrize("command", ["compile", "plan", "compare"])
 def test_an_unknown_option_is_named_without_a_list_of_all_that_there_are(model: str, command: str) -> None:
-    done = run([VLLM_NEURON, command, model, "--max-model-lenght", "128"], {})
+    done = forking.run([VLLM_NEURON, command, model, "--max-model-lenght", "128"])
     assert done.returncode == 2
     usage, error = done.stderr.splitlines()
     assert usage.startswith(f"usage: vllm-neuron {command} MODEL ")
@@ -186,7 +187,7 @@ def test_an_unknown_option_is_named_without_a_list_of_all_that_there_are(model: 
     ],
 )  # fmt: skip
 def test_vllm_serve_tells_in_one_line_too(model: str, variables: dict[str, str], options: list[str], says: str) -> None:
-    (error,) = errors(run([VLLM, "serve", model, *options], variables))
+    (error,) = errors(forking.run([VLLM, "serve", model, *options], **variables))
     assert says in error
 
 

@@ -99,6 +99,28 @@ def bake_a_tensor(inputs: Inputs) -> torch.Tensor:
     return inputs["inputs.x"] + CONSTANT
 
 
+LEAST = torch.tensor(-0.25)
+
+
+def with_a_literal(inputs: Inputs) -> torch.Tensor:
+    return torch.maximum(step(inputs) * torch.tensor([2.0, 0.5] * 4) / torch.sqrt(torch.tensor(2.0)), LEAST)
+
+
+def with_a_compiled_part(inputs: Inputs) -> torch.Tensor:
+    return torch.compile(step, backend="eager")(inputs) * 2
+
+
+@pytest.mark.parametrize("forward", [with_a_literal, with_a_compiled_part])
+def test_literals_and_calls_of_torch_compile_are_part_of_the_graph(forward: Callable[[Inputs], torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    graph = captured(forward)
+    assert graph.input_names == captured(step).input_names
+    values = {name: torch.randn(spec.shape) for name, spec in SPECS.items() if spec.dtype == "float32"}
+    values["inputs.slots"] = torch.tensor([5, 0, 15])
+    _, found = graph.graph_module(*(values[name].clone() for name in graph.input_names))
+    torch.testing.assert_close(found, forward(values))
+
+
 def write_an_input(inputs: Inputs) -> torch.Tensor:
     inputs["kv.0"].mul_(2)
     inputs["weights.9"].add_(1)

@@ -13,9 +13,10 @@ import pytest
 from tests.compile.modules import broken, scale
 from tests.neuronx_cc_double import install
 from tests.neuronx_cc_double.behaviours import calls_folder
-from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.source import Source
 from vllm_neuron.cache.tiers import TieredCache
-from vllm_neuron.compile.pipeline import Pipeline, Source
+from vllm_neuron.compile.pipeline import Pipeline
 from vllm_neuron.errors import CompileError
 from vllm_neuron.lowering.module import LoweredModule
 from vllm_neuron.targets import resolve_target

@@ -10,11 +10,12 @@ import torch
 
 from tests.compile.modules import broken, scale
 from tests.support.cold_starts import start_cold_together
-from vllm_neuron.cache.folder_remote import FolderRemote
-from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.remote.urls import open_remote
+from vllm_neuron.cache.source import Source
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compile.miss_error import Miss, miss_error
-from vllm_neuron.compile.pipeline import Pipeline, Publish, Source
+from vllm_neuron.compile.pipeline import Pipeline, Publish
 from vllm_neuron.compile.pool import GraphRequest, resolve_all
 from vllm_neuron.errors import CacheError, CacheMissError, CompileError
 from vllm_neuron.runtime.iree import IreeExecutable
@@ -26,7 +27,7 @@ PROCESSES = 8
 
 def pipeline(folder: Path, host: str, *, strict: bool = False, publish: Publish = Publish.NONE) -> Pipeline:
     """A host's pipeline over its own local tier and the remote tier that all hosts of ``folder`` share."""
-    cache = TieredCache(LocalTier(folder / host), [FolderRemote(folder / "remote")])
+    cache = TieredCache(LocalTier(folder / host), [open_remote(str(folder / "remote"))])
     target = resolve_target("cpu")
     return Pipeline(cache, target, [target], strict=strict, publish=publish)
 

@@ -181,13 +181,13 @@ print("error: and so on"); print("last line"); sys.exit(70)
 """
     with pytest.raises(CompileError) as caught:
         compile_with(tmp_path, script)
-    diagnosis, *tail = str(caught.value).splitlines()
+    diagnosis = str(caught.value)
     log = tmp_path / "out" / "compiler.log"
     cause = "graph.mlir:1: error: no such operation x"
     assert diagnosis.startswith(f"script failed with exit code 70. First error: {cause}")
     assert diagnosis.endswith(f"Buy a bigger boat. Log: {log}")
-    assert tail[-2:] == ["error: and so on", "last line"]
-    assert len(str(caught.value)) < 10000
+    assert "\n" not in diagnosis
+    assert len(diagnosis) < 1000
     assert log.stat().st_size > 500_000
 
 

@@ -80,6 +80,15 @@ def test_a_worker_that_is_killed_is_an_error(capturing: subprocess.Popen[str]) -
     assert "VLLM_NEURON_PARALLEL_TRACE_WORKERS=1" in errors
 
 
+def test_workers_that_are_interrupted_were_not_killed_for_memory(tracer: subprocess.Popen[str]) -> None:
+    for worker in psutil.Process(tracer.pid).children():
+        os.kill(worker.pid, signal.SIGINT)
+    _, errors = tracer.communicate(timeout=60)
+    assert tracer.returncode == 1
+    assert "CaptureError: the capture workers were interrupted while" in errors
+    assert "memory" not in errors.splitlines()[-1]
+
+
 def test_a_start_that_fails_while_graphs_are_captured_ends(tmp_path: Path) -> None:
     program = tmp_path / "failing.py"
     program.write_text(FAILING)
@@ -90,3 +99,19 @@ def test_a_start_that_fails_while_graphs_are_captured_ends(tmp_path: Path) -> No
     )  # fmt: skip
     assert done.returncode == 1
     assert "RuntimeError: no weights" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_model_that_takes_its_time_is_not_captured_in_silence(tmp_path: Path) -> None:
+    model = make_tiny(tmp_path / "model", weights=False)
+    command = [str(Path(sys.executable).with_name("vllm-neuron")), "plan", str(model), "--max-model-len", "128"]
+    process = subprocess.Popen(
+        [*command, "--hf-overrides", '{"num_hidden_layers": 1000000}'],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        assert any("Still capturing" in line and "of a model of 1000000 layers" in line for line in process.stdout)
+    finally:
+        process.kill()
+        process.wait()

@@ -19,6 +19,7 @@ import pytest
 
 from tests.neuronx_cc_double import VERSION, install
 from tests.neuronx_cc_double.behaviours import calls_folder
+from tests.support.forking import run
 from tests.support.models import make_tiny
 
 GRAPHS = ["prefill_s128", "decode_b1", "decode_b2"]
@@ -27,11 +28,6 @@ SIZES = ["--dtype", "float32", "--max-model-len", "128", "--max-num-seqs", "2", 
 VLLM_NEURON = str(Path(sys.executable).with_name("vllm-neuron"))
 VLLM = str(Path(sys.executable).with_name("vllm"))
 GiB = 1 << 30
-
-
-def run(command: list[str], **variables: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
-    return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300)
 
 
 class Site:

@@ -25,6 +25,12 @@ def test_that_there_is_no_remote_tier_is_told(capsys: pytest.CaptureFixture[str]
     assert report.exit_code == 0
 
 
+def test_that_there_is_no_remote_tier_is_not_told_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    line = GraphLine("decode_b1", "cpu:x86-64-v3", "failed", "0" * 32, error="it can't be published to /remote")
+    JobReport("m", [line], ["/local (local)", "/remote (remote)"]).print()
+    assert "No remote tier is set" not in capsys.readouterr().out
+
+
 def test_brackets_in_a_path_or_an_error_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     line = GraphLine("decode_b1", "cpu:x86-64-v3", "failed", "0" * 32, error="[/red] is no [bold]way[/]")
     JobReport("/models/[/bold]", [line]).print()

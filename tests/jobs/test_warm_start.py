@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine import run_cases
+from tests.support.forking import run
 from tests.support.models import make_tiny
 from tests.support.reference import greedy
 from tests.support.without import COMPILERS, without_compilers
@@ -40,11 +40,6 @@ params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 print("TOKENS", json.dumps(list(output.outputs[0].token_ids)))
 print("MODULES", json.dumps(sorted(sys.modules)))
 """
-
-
-def run(command: list[str], **variables: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
-    return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=500)
 
 
 class Site:

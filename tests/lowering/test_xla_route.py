@@ -16,7 +16,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vllm_neuron.abi import TensorSpec
-from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.local.tier import LocalTier
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compile import request
 from vllm_neuron.compile.capture import capture

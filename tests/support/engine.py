@@ -1,22 +1,17 @@
-"""Runs cases against real vLLM in processes of their own, and hands back what came of them.
-
-vLLM is imported once by a parent that forks a child per case, since importing it takes most of a small case's time.
-As a program it reads a list of cases as JSON from its input, and writes the results as JSON to the file that is named
-in its first argument.
-"""
+"""Runs cases against real vLLM in processes of their own, and hands back what came of them."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.support import forking
+
 MODES = {
     "eager": {"VLLM_NEURON_CPU_MODE": "1"},
     "compiled": {},
@@ -27,28 +22,34 @@ MODES = {
 def run_cases(cases: list[dict[str, Any]], mode: str = "eager", timeout: float = 900) -> list[dict[str, Any]]:
     """The result of each case: what its ``do`` returns, with ``log``, ``exit`` and, if it raised, ``error``.
 
-    A case is {"do": "generate" | "configure" | "parse" | "recall" | "plan", ...; "env": variables to set, None to
-    unset}.
+    A case is {"do": "generate" | "configure" | "parse" | "serve" | "recall" | "plan", ...; "env": variables to set,
+    None to unset}.
     """
-    environment = {**os.environ, **MODES[mode], "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+    variables = {**MODES[mode], "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+    return [_run_case(case, {**os.environ, **variables}, timeout) for case in cases]
+
+
+def _run_case(case: dict[str, Any], environment: dict[str, str], timeout: float) -> dict[str, Any]:
+    for name, value in case.get("env", {}).items():
+        environment.pop(name, None)
+        if value is not None:
+            environment[name] = value
     with tempfile.TemporaryDirectory() as folder:
-        answers = Path(folder, "answers.json")
-        command = [sys.executable, "-m", "tests.support.engine", str(answers)]
-        done = subprocess.run(
-            command, input=json.dumps(cases), env=environment, cwd=REPOSITORY, text=True, capture_output=True,
-            timeout=timeout,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-5000:]
-        results: list[dict[str, Any]] = json.loads(answers.read_text())
-    return results
+        code = forking.call("tests.support.engine", "answer", [case, folder], environment, Path(folder), timeout)
+        answer = Path(folder, "answer")
+        result: dict[str, Any] = json.loads(answer.read_text()) if answer.exists() else {"exit": f"status {code}"}
+        return {**result, "log": "".join(Path(folder, name).read_text() for name in ("stderr", "stdout"))}
 
 
 def generate(case: dict[str, Any]) -> dict[str, Any]:
-    """Make ``LLM(**args)``, and run each of ``calls``: {"prompts": texts or token ids, "params": one or one each}."""
+    """Make ``LLM(**args)``, and run each of ``calls``: {"prompts": texts or token ids, "params": one or one each}.
+
+    A call with ``fails`` has to raise, and its result is the error.
+    """
     from vllm import LLM
 
     llm = LLM(**{"disable_log_stats": False, **case["args"]})
-    calls = [_call(llm, call) for call in case["calls"]]
+    calls = [_failure(llm, call) if call.get("fails") else _call(llm, call) for call in case["calls"]]
     metrics = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
     return {"calls": calls, "metrics": metrics}
 
@@ -69,6 +70,20 @@ def parse(case: dict[str, Any]) -> dict[str, Any]:
     arguments = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(case["argv"])
     args = AsyncEngineArgs.from_cli_args(arguments)
     return _facts(args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER))
+
+
+def serve(case: dict[str, Any]) -> dict[str, Any]:
+    """Run ``vllm serve`` with the arguments ``argv``, which has to end by itself: a server would not."""
+    from vllm.entrypoints.cli.main import main as vllm
+
+    tempfile.tempdir = None  # The case may have set TMPDIR.
+    sys.argv = ["vllm", "serve", *case["argv"]]
+    try:
+        vllm()
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # As the interpreter does, and for the exit status that it may ask for.
+        raise
+    raise AssertionError("it served")
 
 
 def recall(case: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +119,7 @@ def plan(case: dict[str, Any]) -> dict[str, Any]:
     """
     from tests.support import changes
     from vllm_neuron import envs
-    from vllm_neuron.cache import misses
+    from vllm_neuron.cache.local import miss_record
     from vllm_neuron.cache.tiers import TieredCache
     from vllm_neuron.jobs.command_line import compile_for_targets
 
@@ -115,7 +130,7 @@ def plan(case: dict[str, Any]) -> dict[str, Any]:
         os.environ[envs.DISABLE_WARMUP_COMPILE.name] = "1"
     report = compile_for_targets("vllm-neuron plan", case["argv"][0], case["argv"][1:], [case["target"]], "server")
     cache = TieredCache.from_environment()
-    missed = {miss.key: miss for miss in misses.recorded(cache.local)}
+    missed = {miss.key: miss for miss in miss_record.recorded(cache.local)}
     graphs: dict[str, dict[str, Any]] = {}
     for line in report.graphs:
         graphs[line.graph] = {"source": line.source, "key": line.key, "error": line.error}
@@ -129,9 +144,12 @@ def _facts(config: Any) -> dict[str, Any]:
     from vllm.config.utils import replace
     from vllm.v1.engine import core_client
 
+    from vllm_neuron.graphs.provenance import compile_command
     from vllm_neuron.model.buckets import buckets_for
+    from vllm_neuron.targets import resolve_target
 
     return {
+        "command": compile_command(config, resolve_target("cpu")),
         "level": int(config.optimization_level),
         "level_when_made_again": int(replace(config).optimization_level),
         "buckets": [bucket.name for bucket in buckets_for(config)],
@@ -161,6 +179,14 @@ def _call(llm: Any, call: dict[str, Any]) -> list[dict[str, Any]]:
     return [_request(output) for output in llm.generate(prompts, sampling, use_tqdm=False)]
 
 
+def _failure(llm: Any, call: dict[str, Any]) -> dict[str, Any]:
+    try:
+        _call(llm, call)
+    except Exception as error:
+        return {"error": str(error), "kinds": [kind.__name__ for kind in type(error).__mro__]}
+    raise AssertionError(f"{call} was answered")
+
+
 def _request(output: Any) -> dict[str, Any]:
     return {
         "prompt_ids": list(output.prompt_token_ids),
@@ -183,26 +209,16 @@ def _logprobs(positions: Any) -> Any:
     return [None if p is None else {str(token): (lp.logprob, lp.rank) for token, lp in p.items()} for p in positions]
 
 
-def _in_child(case: dict[str, Any], folder: Path) -> dict[str, Any]:
-    answer, log = folder / "answer", folder / "log"
-    pid = os.fork()
-    if pid == 0:
-        with log.open("w") as stream:
-            os.dup2(stream.fileno(), 1)
-            os.dup2(stream.fileno(), 2)
-        answer.write_text(json.dumps(_try(case)))
-        # The parent's exit handlers and threads are not the child's.
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    result: dict[str, Any] = json.loads(answer.read_text()) if answer.exists() else {"exit": f"status {status}"}
-    return {**result, "log": log.read_text()}
+def answer(case: dict[str, Any], folder: str) -> None:
+    """Run one case in this process, write what came of it to ``folder``, and end."""
+    Path(folder, "answer").write_text(json.dumps(_try(case)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The exit handlers and threads of who forked this process are not its own.
+    os._exit(0)
 
 
 def _try(case: dict[str, Any]) -> dict[str, Any]:
-    for name, value in case.get("env", {}).items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
     try:
         return {"exit": 0, **globals()[case["do"]](case)}
     except SystemExit as stop:
@@ -211,23 +227,3 @@ def _try(case: dict[str, Any]) -> dict[str, Any]:
         traceback.print_exc()
         kinds = [kind.__name__ for kind in type(error).__mro__]
         return {"exit": 1, "error": str(error), "kinds": kinds}
-
-
-def main() -> None:
-    """Run the cases, one forked child after another."""
-    cases = json.loads(sys.stdin.read())
-    import vllm.entrypoints.llm
-    import vllm.v1.engine.core  # noqa: F401
-
-    if any(case["do"] == "plan" for case in cases):
-        pass
-
-    results = []
-    for case in cases:
-        with tempfile.TemporaryDirectory() as folder:
-            results.append(_in_child(case, Path(folder)))
-    Path(sys.argv[1]).write_text(json.dumps(results))
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import os
-import secrets
 import stat
 import tarfile
 from collections.abc import Sequence
@@ -18,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from vllm_neuron import digests
-from vllm_neuron.cache import files, transfer, trust
-from vllm_neuron.cache.entry import Entry, marker_of, parse_metadata
+from vllm_neuron.cache import transfer, trust
+from vllm_neuron.cache.disk import files
+from vllm_neuron.cache.entry import Entry
 from vllm_neuron.cache.key import is_key
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestError
-from vllm_neuron.cache.manifest_folder import MANIFESTS, manifest_key, manifest_path
-from vllm_neuron.cache.manifests import ManifestStore
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.manifests.manifest import Manifest, ManifestError
+from vllm_neuron.cache.manifests.store import ManifestStore
 from vllm_neuron.cache.metadata import (
     COMPLETE_MARKER,
     MAX_METADATA_BYTES,
@@ -32,7 +31,10 @@ from vllm_neuron.cache.metadata import (
     METADATA_FILE,
     SIGNATURE_FILE,
     Metadata,
+    marker_of,
+    parse_metadata,
 )
+from vllm_neuron.cache.store.layout import MANIFESTS, MAX_MANIFEST_BYTES, manifest_key, manifest_path
 from vllm_neuron.errors import CacheError, NeuronError
 
 
@@ -49,22 +51,18 @@ def pack(entries: Sequence[Entry], target: Path, manifests: Sequence[Manifest] =
 
     The same things give the same bytes. They are signed as by a publish. Raises ``CacheError``.
     """
-    aside = target.absolute().parent / f".pack.{secrets.token_hex(8)}"
     try:
         _check_target(target)
-        with tarfile.open(aside, "w", format=tarfile.PAX_FORMAT) as archive:
-            for entry in sorted(entries, key=lambda one: one.key):
-                _add(archive, entry)
-            for manifest in sorted(manifests, key=lambda one: one.key):
-                data = manifest.to_publish()
-                archive.addfile(_member(manifest_path(manifest.key), len(data)), io.BytesIO(data))
-        size = aside.stat().st_size
-        aside.replace(target)
+        with files.replacing(target.absolute()) as aside:
+            with tarfile.open(aside, "w", format=tarfile.PAX_FORMAT) as archive:
+                for entry in sorted(entries, key=lambda one: one.key):
+                    _add(archive, entry)
+                for manifest in sorted(manifests, key=lambda one: one.key):
+                    data = manifest.to_publish()
+                    archive.addfile(_member(manifest_path(manifest.key), len(data)), io.BytesIO(data))
+            return aside.stat().st_size
     except OSError as error:
         raise CacheError(f"the archive {target} can't be written: {error}") from error
-    finally:
-        aside.unlink(missing_ok=True)
-    return size
 
 
 def _check_target(target: Path) -> None:
@@ -155,7 +153,7 @@ class _Reader:
     def manifest(self) -> tuple[str, bytes]:
         """The key and the bytes, unchecked, of the manifest that comes next."""
         name = self._name(self._member)[1] if self._member is not None else ""
-        key = manifest_key(f"{MANIFESTS}/{name}")
+        key = manifest_key(name)
         if key is None:
             raise self.damaged(f"{MANIFESTS}/{name} is not the name of a manifest")
         return key, self._take(MANIFESTS, name, MAX_MANIFEST_BYTES)

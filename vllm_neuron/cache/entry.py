@@ -22,8 +22,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -31,23 +30,25 @@ from pathlib import Path
 from pydantic import JsonValue, ValidationError
 
 from vllm_neuron.abi import Abi
-from vllm_neuron.cache import digest, files, steps
-from vllm_neuron.cache.key import FORMAT_VERSION, ArtifactKey, is_key, sha256
+from vllm_neuron.cache import failpoint, verified
+from vllm_neuron.cache.disk import files, hashing
+from vllm_neuron.cache.failpoint import Failpoint
+from vllm_neuron.cache.key import FORMAT_VERSION, ArtifactKey, is_key
 from vllm_neuron.cache.metadata import (
     COMPLETE_MARKER,
     MAX_MARKER_BYTES,
     MAX_METADATA_BYTES,
     METADATA_FILE,
     FileRecord,
+    ForeignFormat,
     Metadata,
-    format_version_of,
+    first_problem,
+    marker_of,
+    parse_metadata,
 )
-from vllm_neuron.cache.steps import Step
 from vllm_neuron.errors import CacheError, DamagedEntryError
 
 MODULE_FILES = ("graph.mlir", "graph.hlo")
-COMMAND_FILE = "command.txt"
-LOG_FILE = "compiler.log"
 
 
 class EntryState(Enum):
@@ -131,7 +132,7 @@ def write_entry(
             peak_memory_bytes=peak_memory_bytes,
         )
     except ValidationError as error:
-        raise CacheError(f"{folder} can't be made an entry: {_first_problem(error)}") from error
+        raise CacheError(f"{folder} can't be made an entry: {first_problem(error)}") from error
     _finish(folder, metadata)
     return metadata
 
@@ -140,17 +141,12 @@ def _finish(folder: Path, metadata: Metadata) -> None:
     data = metadata.to_json().encode()
     if len(data) > MAX_METADATA_BYTES:
         raise CacheError(f"the metadata in {folder} take {len(data)} bytes, at most {MAX_METADATA_BYTES} are allowed")
-    steps.reached(Step.FILES_LISTED)
+    failpoint.reached(Failpoint.FILES_LISTED)
     files.write_synced(folder / METADATA_FILE, data)
-    steps.reached(Step.METADATA_WRITTEN)
+    failpoint.reached(Failpoint.METADATA_WRITTEN)
     files.write_synced(folder / COMPLETE_MARKER, marker_of(data))
     files.sync_folder(folder)
-    steps.reached(Step.MARKER_WRITTEN)
-
-
-def marker_of(metadata: bytes) -> bytes:
-    """What ``.compilation_complete`` holds for the bytes of ``metadata.json``."""
-    return f"{sha256(metadata)}\n".encode()
+    failpoint.reached(Failpoint.MARKER_WRITTEN)
 
 
 def _records(folder: Path) -> dict[str, FileRecord]:
@@ -162,7 +158,7 @@ def _records(folder: Path) -> dict[str, FileRecord]:
             with files.open_plain(path) as file:
                 os.fsync(file.fileno())
                 size = os.fstat(file.fileno()).st_size
-                records[path.name] = FileRecord(size=size, digest=digest.of_file(file.fileno()))
+                records[path.name] = FileRecord(size=size, digest=hashing.of_file(file.fileno()))
         except files.NotAsExpected as problem:
             raise CacheError(f"{folder} can't be made an entry: {problem}") from problem
     return records
@@ -223,90 +219,10 @@ def _examine_open(folder: int, key: str, digests: bool) -> Examined:
         metadata = parse_metadata(data, key)
     except ForeignFormat as problem:
         return Examined(EntryState.FOREIGN, reason=str(problem))
-    _check_sizes_and_digests(folder, metadata, marker, digests)
+    verified.check_files(folder, metadata, marker, digests=digests)
     return Examined(EntryState.COMPLETE, metadata)
-
-
-_parsed: dict[bytes, Metadata] = {}
-_verified: set[tuple[bytes, tuple[files.Identity, ...]]] = set()
-
-
-class ForeignFormat(files.NotAsExpected):
-    """Metadata of a format version that another release writes."""
-
-
-def parse_metadata(data: bytes, key: str) -> Metadata:
-    """The metadata of ``key`` from the bytes of its ``metadata.json``; ``NotAsExpected`` where they are anything else.
-
-    Of another format version is ``ForeignFormat``, which is one kind of that.
-    """
-    if (metadata := _parsed.get(data)) is None:
-        if (version := format_version_of(data)) != FORMAT_VERSION:
-            raise ForeignFormat(f"it has format version {version}, this release reads {FORMAT_VERSION}")
-        try:
-            metadata = Metadata.model_validate_json(data)
-        except ValidationError as error:
-            raise files.NotAsExpected(f"{METADATA_FILE}: {_first_problem(error)}") from error
-        _parsed[data] = metadata
-    if metadata.key != key:
-        raise files.NotAsExpected(f"it is the entry of key {metadata.key}")
-    return metadata
-
-
-def trust_copy(folder: Path, metadata: Metadata, marker: bytes) -> None:
-    """Note that this process has just written the files in ``folder``, and seen that each has its digest."""
-    with files.folder(folder) as descriptor:
-        sizes = metadata.files.items()
-        identities = tuple(files.check_size(name, record.size, descriptor) for name, record in sizes)
-    _verified.add((marker, identities))
-
-
-@contextmanager
-def still_trusted(folder: Path) -> Iterator[None]:
-    """What this process has verified in ``folder`` need not be read again because modes of files change inside."""
-    before = _state_of(folder)
-    yield
-    after = _state_of(folder)
-    if before in _verified and after is not None and before is not None and _but_ctime(before) == _but_ctime(after):
-        _verified.add(after)
-
-
-def _state_of(folder: Path) -> tuple[bytes, tuple[files.Identity, ...]] | None:
-    """How ``_verified`` knows an entry that was copied to ``folder``; None for anything else."""
-    try:
-        with files.folder(folder) as descriptor:
-            marker = files.read_small(COMPLETE_MARKER, MAX_MARKER_BYTES, descriptor)
-            metadata = _parsed.get(files.read_small(METADATA_FILE, MAX_METADATA_BYTES, descriptor))
-            if metadata is None:
-                return None
-            sizes = metadata.files.items()
-            return marker, tuple(files.check_size(name, record.size, descriptor) for name, record in sizes)
-    except (OSError, files.NotAsExpected):
-        return None
-
-
-def _but_ctime(state: tuple[bytes, tuple[files.Identity, ...]]) -> tuple[bytes, list[tuple[int, ...]]]:
-    return state[0], [identity[:-1] for identity in state[1]]
-
-
-def _check_sizes_and_digests(folder: int, metadata: Metadata, marker: bytes, digests: bool) -> None:
-    """Raises ``NotAsExpected`` unless every listed file is there, with its size and, if asked for, its digest."""
-    identities = tuple(files.check_size(name, record.size, folder) for name, record in metadata.files.items())
-    if not digests or (marker, identities) in _verified:
-        return
-    for name, record in metadata.files.items():
-        with files.open_plain(name, folder) as file:
-            if digest.of_file(file.fileno()) != record.digest:
-                raise files.NotAsExpected(f"the digest of {name} is not the one in {METADATA_FILE}")
-    _verified.add((marker, identities))
 
 
 def complete_keys(root: Path) -> list[str]:
     """Keys of the entries below ``root`` that claim to be complete, sorted. Nothing is verified."""
     return sorted(path.name for path in root.iterdir() if is_key(path.name) and (path / COMPLETE_MARKER).exists())
-
-
-def _first_problem(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]

@@ -15,7 +15,10 @@ _DIGESTS = {"module": "the graph differs", "abi": "dtypes, shapes or order of in
 
 @dataclass(frozen=True)
 class Neighbour:
-    """An entry near one that is missing. ``differences`` are phrases such as ``level: O1 there, O2 here``."""
+    """An entry near one that is missing, and the names of the tiers that have it.
+
+    ``differences`` are phrases such as ``level: O1 there, O2 here``.
+    """
 
     tier: str
     metadata: Metadata
@@ -36,14 +39,19 @@ def nearest(
     Its parts weigh more than its provenance: an entry of the same graph for another compiler comes before one of
     another graph of the same model. A prefill graph comes nearer to another one than a decode graph does.
     """
+    # An entry that several tiers have is one neighbour; and one with these very parts is what could not be had.
+    known: dict[str, tuple[Metadata, list[str]]] = {}
+    for name, found in candidates:
+        if dict(found.key_parts) != dict(parts):
+            known.setdefault(found.key, (found, []))[1].append(name)
     ranked = []
-    for tier, metadata in candidates:
+    for metadata, tiers in known.values():
         in_key = key_differences(metadata.key_parts, parts)
         in_provenance = provenance_differences(metadata.provenance, provenance)
         unknown = len(provenance.keys() - metadata.provenance.keys())
         other_kind = _kind(metadata.provenance) != _kind(provenance)
-        score = (len(in_key), other_kind, len(in_provenance) + unknown, metadata.key, tier)
-        ranked.append((score, Neighbour(tier, metadata, (*in_key, *in_provenance))))
+        score = (len(in_key), other_kind, len(in_provenance) + unknown, metadata.key)
+        ranked.append((score, Neighbour(", ".join(tiers), metadata, (*in_key, *in_provenance))))
     ranked.sort(key=lambda pair: pair[0])
     return [neighbour for _, neighbour in ranked[:limit]]
 

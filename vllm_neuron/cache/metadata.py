@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from vllm_neuron.abi import Abi
-from vllm_neuron.cache.key import ArtifactKey, abi_digest
+from vllm_neuron.cache.disk.files import NotAsExpected
+from vllm_neuron.cache.key import FORMAT_VERSION, ArtifactKey, abi_digest, sha256
 
 METADATA_FILE = "metadata.json"
 COMPLETE_MARKER = ".compilation_complete"
@@ -27,7 +38,7 @@ Key = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
 
 class FileRecord(BaseModel):
-    """Size in bytes of one file of an entry, and the digest of its content, as ``cache/digest.py`` defines it."""
+    """Size in bytes of one file of an entry, and the digest of its content, as ``digests`` defines it."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -118,7 +129,49 @@ class Metadata(BaseModel):
         return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
-def format_version_of(data: bytes) -> JsonValue:
+class ForeignFormat(NotAsExpected):
+    """Metadata of a format version that another release writes."""
+
+
+def parse_metadata(data: bytes, key: str) -> Metadata:
+    """The metadata of ``key`` from the bytes of its ``metadata.json``; ``NotAsExpected`` where they are anything else.
+
+    Of another format version is ``ForeignFormat``, which is one kind of that.
+    """
+    metadata = _parse(data)
+    if metadata.key != key:
+        raise NotAsExpected(f"it is the entry of key {metadata.key}")
+    return metadata
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(data: bytes) -> Metadata:
+    if (version := _format_version(data)) != FORMAT_VERSION:
+        raise ForeignFormat(f"it has format version {version}, this release reads {FORMAT_VERSION}")
+    try:
+        return Metadata.model_validate_json(data)
+    except ValidationError as error:
+        raise NotAsExpected(f"{METADATA_FILE}: {first_problem(error)}") from error
+
+
+def forget_parsed() -> None:
+    """Let every ``metadata.json`` be parsed again, as in a new process."""
+    _parse.cache_clear()
+
+
+def marker_of(metadata: bytes) -> bytes:
+    """What ``.compilation_complete`` holds for the bytes of ``metadata.json``."""
+    return f"{sha256(metadata)}\n".encode()
+
+
+def first_problem(error: ValidationError) -> str:
+    """What is wrong first, and in which field, on one line."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]
+
+
+def _format_version(data: bytes) -> JsonValue:
     """The format version that a ``metadata.json`` claims, or None where it has none."""
     try:
         document = json.loads(data)

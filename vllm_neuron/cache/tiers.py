@@ -8,19 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 from vllm_neuron import envs
-from vllm_neuron.cache import steps, trust
+from vllm_neuron.cache import failpoint, trust
+from vllm_neuron.cache.disk.progress import Progress
+from vllm_neuron.cache.disk.threads import in_threads
 from vllm_neuron.cache.entry import Entry
 from vllm_neuron.cache.explain import Neighbour, nearest
-from vllm_neuron.cache.guard import Guarded, RemoteDownError
-from vllm_neuron.cache.local import LocalTier, PrivateTier
-from vllm_neuron.cache.lock import LockState
+from vllm_neuron.cache.failpoint import Failpoint
+from vllm_neuron.cache.local.key_lock import LockState
+from vllm_neuron.cache.local.tier import LocalTier, PrivateTier
 from vllm_neuron.cache.metadata import Metadata
-from vllm_neuron.cache.progress import Progress
-from vllm_neuron.cache.remote import RemoteTier, open_remotes
-from vllm_neuron.cache.steps import Step
+from vllm_neuron.cache.remote.circuit_breaker import RemoteDownError
+from vllm_neuron.cache.remote.tier import RemoteTier
+from vllm_neuron.cache.remote.urls import open_remotes
+from vllm_neuron.cache.source import Source
+from vllm_neuron.cache.store.base import STREAMS
 from vllm_neuron.errors import CacheError, ConfigError
 
 logger = logging.getLogger("vllm.neuron.cache")
@@ -31,7 +34,7 @@ class Found:
     """An entry that is now in the local tier. ``tier`` is where this lookup had it from; ``source`` names the store."""
 
     entry: Entry
-    tier: Literal["local", "remote"]
+    tier: Source
     source: str
 
 
@@ -73,6 +76,8 @@ class TieredCache:
         self._on_bytes = on_bytes
         self.remotes = list(remotes)
         self._missed: set[tuple[str, str]] = set()
+        self.failures: dict[str, str] = {}
+        """By key: why the remote tier that was asked last for it could not give it, where that was a failure."""
         self.counters = {name: TierCounters() for name in (local.name, *(remote.name for remote in self.remotes))}
 
     @classmethod
@@ -117,6 +122,11 @@ class TieredCache:
             logger.warning("The entries of the remote cache %s can't be listed: %s", remote.name, error)
             return []
 
+    def metadata_of(self, remote: RemoteTier) -> dict[str, Metadata | None]:
+        """What a remote tier's entries say of themselves, by key; None, and a warning, for what can't be read."""
+        keys = self.keys_of(remote)
+        return dict(zip(keys, in_threads(lambda key: _metadata(remote, key), keys, STREAMS), strict=True))
+
     def check_publishable(self) -> None:
         """Raises ``ConfigError`` where there are remote tiers, and none takes any entry."""
         if self._all_read_only:
@@ -150,7 +160,7 @@ class TieredCache:
         local = [self.local.lookup(key) for key in self.local.keys()]
         candidates = [(self.local.name, entry.metadata) for entry in local if entry is not None]
         for remote in self.remotes:
-            found = [_metadata(remote, key) for key in self.keys_of(remote)]
+            found = self.metadata_of(remote).values()
             candidates.extend((remote.name, metadata) for metadata in found if metadata is not None)
         return nearest(parts, provenance, candidates, limit)
 
@@ -164,15 +174,15 @@ class TieredCache:
     def _find(self, key: str) -> Found | None:
         entry = self._from_local(key)
         if entry is not None:
-            return Found(entry, "local", self.local.name)
+            return Found(entry, Source.LOCAL, self.local.name)
         if not self.remotes:
             return None
         with self.lock(key):
             if (entry := self.local.lookup(key)) is not None:
-                return Found(entry, "local", self.local.name)
+                return Found(entry, Source.LOCAL, self.local.name)
             for remote in self.remotes:
                 if (entry := self._from_remote(remote, key)) is not None:
-                    return Found(entry, "remote", remote.name)
+                    return Found(entry, Source.REMOTE, remote.name)
         return None
 
     def _from_local(self, key: str) -> Entry | None:
@@ -191,18 +201,20 @@ class TieredCache:
             metadata = remote.metadata(key)
             if metadata is None:
                 return None
-            steps.reached(Step.FOUND)
+            failpoint.reached(Failpoint.FOUND)
             entry = self.local.build(
                 key, lambda folder: _fetch(remote, key, folder, Progress(self._on_bytes)), sync=False
             )
         except (OSError, CacheError) as error:
             counters.failures += 1
+            self.failures[key] = f"{remote.name}: {error}"
             # One warning for a store that is down, not one for every key.
             level = logging.DEBUG if isinstance(error, RemoteDownError) else logging.WARNING
             logger.log(level, "Key %s can't be had from the remote cache %s: %s", key, remote.name, error)
             return None
         finally:
             counters.seconds += time.perf_counter() - start
+        self.failures.pop(key, None)
         counters.hits += 1
         counters.fetches += 1
         counters.bytes += metadata.size
@@ -219,7 +231,7 @@ class TieredCache:
 def _fetch(remote: RemoteTier, key: str, into: Path, progress: Progress) -> None:
     if not remote.fetch(key, into, progress):
         raise CacheError("the entry went away while it was to be fetched")
-    steps.reached(Step.FETCHED)
+    failpoint.reached(Failpoint.FETCHED)
     trust.check_folder(into, key)
 
 
@@ -228,8 +240,11 @@ def _facts(remote: RemoteTier) -> list[str]:
         absent = not remote.exists()
     except (OSError, CacheError):
         absent = False  # What is wrong with it is told below.
-    trouble = remote.trouble if isinstance(remote, Guarded) else ""
-    facts = {"no such folder": absent, "read-only": remote.read_only, f"not asked: {trouble}": bool(trouble)}
+    facts = {
+        "no such folder": absent,
+        "read-only": remote.read_only,
+        f"not asked: {remote.trouble}": bool(remote.trouble),
+    }
     return ["remote", *(fact for fact, holds in facts.items() if holds)]
 
 

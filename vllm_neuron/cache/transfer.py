@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_neuron.cache import files, steps, trust
-from vllm_neuron.cache.entry import trust_copy
+from vllm_neuron.cache import failpoint, trust
+from vllm_neuron.cache.disk import files
+from vllm_neuron.cache.disk.progress import Progress
+from vllm_neuron.cache.failpoint import Failpoint
 from vllm_neuron.cache.metadata import (
     COMPLETE_MARKER,
     MAX_ENTRY_BYTES,
@@ -16,8 +18,7 @@ from vllm_neuron.cache.metadata import (
     SIGNATURE_FILE,
     Metadata,
 )
-from vllm_neuron.cache.progress import Progress
-from vllm_neuron.cache.steps import Step
+from vllm_neuron.cache.verified import trust_copy
 from vllm_neuron.errors import DamagedEntryError
 
 
@@ -44,7 +45,7 @@ def copy_entry(
                 found = files.copy_exactly(name, record.size, folder, into / name, sync=sync, progress=progress)
                 if found != record.digest:
                     raise files.NotAsExpected(f"the digest of {name} is not the one in {METADATA_FILE}")
-                steps.reached(Step.FETCHED_FILE)
+                failpoint.reached(Failpoint.FETCHED_FILE)
             data = files.read_small(METADATA_FILE, MAX_METADATA_BYTES, folder)
             marker = files.read_small(COMPLETE_MARKER, MAX_MARKER_BYTES, folder)
             signature = (signature_to_publish if sign else _signature)(metadata.key, data, folder)

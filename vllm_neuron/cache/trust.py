@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_neuron import envs
-from vllm_neuron.cache import files
+from vllm_neuron.cache.disk import files
 from vllm_neuron.cache.metadata import MAX_METADATA_BYTES, MAX_SIGNATURE_BYTES, METADATA_FILE, SIGNATURE_FILE
 from vllm_neuron.errors import CacheError, ConfigError
 
@@ -135,11 +135,12 @@ def _message(kind: str, key: str, metadata: bytes) -> bytes:
 
 @functools.lru_cache
 def _private_key(path: str) -> Ed25519PrivateKey:
+    name = envs.CACHE_SIGNING_KEY.name
+    serialization = _serialization(name)
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    name = envs.CACHE_SIGNING_KEY.name
     try:
-        loaded: Any = _serialization(name).load_pem_private_key(Path(path).read_bytes(), password=None)
+        loaded: Any = serialization.load_pem_private_key(Path(path).read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{name}={path!r} can't be read ({error}); {_HOW_TO_MAKE}") from error
     if not isinstance(loaded, Ed25519PrivateKey):
@@ -149,11 +150,12 @@ def _private_key(path: str) -> Ed25519PrivateKey:
 
 @functools.lru_cache
 def _public_key(path: str) -> Ed25519PublicKey:
+    name = envs.CACHE_TRUSTED_KEYS.name
+    serialization = _serialization(name)
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    name = envs.CACHE_TRUSTED_KEYS.name
     try:
-        loaded: Any = _serialization(name).load_pem_public_key(Path(path).read_bytes())
+        loaded: Any = serialization.load_pem_public_key(Path(path).read_bytes())
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{name}: {path!r} can't be read ({error}); {_HOW_TO_EXPORT}") from error
     if not isinstance(loaded, Ed25519PublicKey):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +15,16 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_neuron import envs
-from vllm_neuron.cache import index
 from vllm_neuron.cache.differences import printable
-from vllm_neuron.cache.entry import Entry, EntryState, examine
-from vllm_neuron.cache.http_remote import INDEX
+from vllm_neuron.cache.disk.threads import in_threads
+from vllm_neuron.cache.entry import EntryState, Examined, examine
+from vllm_neuron.cache.metadata import Metadata
+from vllm_neuron.cache.store import index
+from vllm_neuron.cache.store.base import STREAMS
+from vllm_neuron.cache.store.index import INDEX
+from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.cli import cache_explain, cache_gc, cache_move
-from vllm_neuron.cli.keys import Json, Keys, Remote, full_keys, open_cache, set_variable
+from vllm_neuron.cli.keys import Json, Keys, Remote, all_keys, full_keys, open_cache, set_variable
 from vllm_neuron.errors import CacheError, ConfigError
 
 _WIDEST = 1000
@@ -28,13 +34,14 @@ app = typer.Typer(help="Look after the compile cache.", no_args_is_help=True)
 
 @app.command("list")
 def list_entries(remote: Remote = None, as_json: Json = False) -> None:
-    """List the entries of the local tier, and the keys that only a remote tier has."""
+    """List the entries of the local tier, and those that only a remote tier has."""
     set_variable(envs.REMOTE_CACHE, remote)
     cache = open_cache()
-    rows = [_row(entry) for key in cache.local.keys() if (entry := cache.local.lookup(key)) is not None]
+    entries = [entry for key in cache.local.keys() if (entry := cache.local.lookup(key)) is not None]
+    rows = [_row(entry.key, cache.local.name, entry.metadata) for entry in entries]
     known = {row["key"] for row in rows}
     for tier in cache.remotes:
-        rows += [{"key": key, "tier": tier.name} for key in cache.keys_of(tier) if key not in known]
+        rows += [_row(key, tier.name, found) for key, found in cache.metadata_of(tier).items() if key not in known]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -65,30 +72,54 @@ def show(key: Annotated[str, typer.Argument(help="A key, or the first digits of 
 
 
 @app.command()
-def verify(keys: Keys = None, as_json: Json = False) -> None:
-    """Check every file of the local tier's entries against its digest. Exits with 1 if one is not as it should be."""
+def verify(
+    keys: Keys = None,
+    remote: Annotated[
+        str | None, typer.Option("--remote", help="Check this remote tier, a path or URL, and not the local one.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check every file of a tier's entries against its digest. Exits with 1 if one is not as it should be."""
+    set_variable(envs.REMOTE_CACHE, remote)
     cache = open_cache()
-    results = []
-    for key in full_keys(cache, keys) if keys else cache.local.keys():
-        try:
-            found = examine(cache.local.root / key, key)
-            results.append({"key": key, "state": found.state.value, "reason": found.reason})
-        except OSError as error:
-            results.append({"key": key, "state": "unknown", "reason": f"it can't be read: {error}"})
+    wanted = full_keys(cache, keys) if keys else None
+    if remote is None:
+        results = [_verified(key, functools.partial(_examine, cache)) for key in wanted or cache.local.keys()]
+        places = [str(cache.local.root)]
+    else:
+        places, results = [tier.name for tier in cache.remotes], []
+        for tier in cache.remotes:
+            if not tier.exists():
+                raise CacheError(f"the remote cache {tier.name} is not there: no such folder")
+            check = functools.partial(_verified, verify=tier.verify)
+            results += in_threads(check, wanted or all_keys(tier), STREAMS)
     if as_json:
         typer.echo(json.dumps(results, indent=2))
     else:
         for result in results:
             typer.echo(f"{result['key']}  {result['state']}{': ' if result['reason'] else ''}{result['reason']}")
-        typer.echo(f"{len(results)} entries checked in {cache.local.root}")
+        typer.echo(f"{len(results)} entries checked in {', '.join(places)}")
     sys.exit(any(result["state"] != EntryState.COMPLETE.value for result in results))
 
 
-def _row(entry: Entry) -> dict[str, Any]:
-    metadata = entry.metadata
+def _examine(cache: TieredCache, key: str) -> Examined:
+    return examine(cache.local.root / key, key)
+
+
+def _verified(key: str, verify: Callable[[str], Examined]) -> dict[str, str]:
+    try:
+        found = verify(key)
+    except (OSError, CacheError) as error:
+        return {"key": key, "state": "unknown", "reason": f"it can't be read: {error}"}
+    return {"key": key, "state": found.state.value, "reason": found.reason}
+
+
+def _row(key: str, tier: str, metadata: Metadata | None) -> dict[str, Any]:
+    if metadata is None:
+        return {"key": key, "tier": tier}
     return {
-        "key": entry.key,
-        "tier": "local",
+        "key": key,
+        "tier": tier,
         "graph": metadata.provenance.get("graph", ""),
         "model": metadata.provenance.get("model", ""),
         "target": metadata.target,

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from vllm_neuron.cache import misses
 from vllm_neuron.cache.key import is_key
-from vllm_neuron.cache.misses import Miss
+from vllm_neuron.cache.local import miss_record
+from vllm_neuron.cache.local.miss_record import RecordedMiss
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.cli.keys import Json, open_cache
 from vllm_neuron.errors import ConfigError
@@ -21,7 +21,7 @@ def explain(
 ) -> None:
     """Say where an entry is; or, for one that a strict start missed, what is nearest, what differs, and what to run."""
     cache = open_cache()
-    recorded = list(misses.recorded(cache.local))
+    recorded = list(miss_record.recorded(cache.local))
     miss = next((one for one in recorded if one.key.startswith(what) or one.provenance.get("graph") == what), None)
     key = miss.key if miss is not None else what if is_key(what) else None
     if key is None:
@@ -44,7 +44,7 @@ def _of_bucket(cache: TieredCache, bucket: str) -> list[str]:
     return [one.key for one in entries if bucket == one.metadata.provenance.get("graph") or one.key.startswith(bucket)]
 
 
-def _explain(cache: TieredCache, key: str, miss: Miss | None) -> dict[str, Any]:
+def _explain(cache: TieredCache, key: str, miss: RecordedMiss | None) -> dict[str, Any]:
     tiers = cache.where(key)
     document: dict[str, Any] = {"key": key, "in": tiers, "searched": cache.describe()}
     if miss is not None:

@@ -12,10 +12,12 @@ from typing import Annotated
 import typer
 
 from vllm_neuron import envs
-from vllm_neuron.cache import gc
-from vllm_neuron.cache.gc_remote import collect_remote
+from vllm_neuron.cache.local import gc
 from vllm_neuron.cache.metadata import Metadata
-from vllm_neuron.cache.remote import SEPARATOR, RemoteTier, open_remote, without_secrets
+from vllm_neuron.cache.remote.gc import collect_remote
+from vllm_neuron.cache.remote.tier import RemoteTier
+from vllm_neuron.cache.remote.urls import SEPARATOR, open_remote, without_secrets
+from vllm_neuron.cache.retention import Policy
 from vllm_neuron.cli.keys import Json, Plan, open_cache, plan_keys
 from vllm_neuron.compilers.base import compiler_for
 from vllm_neuron.errors import CacheError, ConfigError, NeuronError
@@ -43,7 +45,7 @@ def collect(
     """Remove entries that a limit or a plan leaves out: of the local tier, but never what is in use; or of a remote."""
     if max_size is None and max_age is None and not other_versions and plan is None:
         raise ConfigError("say what may go: --max-size, --max-age, --other-versions or --plan")
-    policy = gc.Policy(
+    policy = Policy(
         max_bytes=None if max_size is None else int(_amount("--max-size", max_size, _SIZES)),
         max_age=None if max_age is None else _amount("--max-age", max_age, _AGES),
         keep=None if plan is None else frozenset(plan_keys(plan)),

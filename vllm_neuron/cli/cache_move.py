@@ -16,10 +16,9 @@ from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedCol
 from vllm_neuron import envs
 from vllm_neuron.cache import archive
 from vllm_neuron.cache.entry import Entry
-from vllm_neuron.cache.manifests import ManifestStore
-from vllm_neuron.cache.remote import RemoteTier
+from vllm_neuron.cache.manifests.store import ManifestStore
 from vllm_neuron.cache.tiers import Found, TieredCache
-from vllm_neuron.cli.keys import Json, Keys, Plan, Remote, full_keys, open_cache, plan_keys, set_variable
+from vllm_neuron.cli.keys import Json, Keys, Plan, Remote, all_keys, full_keys, open_cache, plan_keys, set_variable
 from vllm_neuron.errors import CacheError, ConfigError
 
 _FETCHES = 8
@@ -37,7 +36,7 @@ def push(keys: Keys = None, plan: Plan = None, remote: Remote = None, as_json: J
             typer.echo(f"{entry.key}  {'published' if landed else 'was there already'}")
     store = _manifests(cache)
     manifests = {one.key: store.publish(one) for one in store.local_of(entry.metadata for entry in entries)}
-    _tell_problems(store)
+    _print_problems(store)
     if as_json:
         rows = [{"key": key, "published": landed} for key, landed in manifests.items()]
         typer.echo(json.dumps({"entries": done, "manifests": rows, "tiers": _counters(cache)}, indent=2))
@@ -55,7 +54,7 @@ def pull(keys: Keys = None, plan: Plan = None, remote: Remote = None, as_json: J
     cache = _with_remotes(lambda amount: bar.advance(task, amount))
     wanted = _named(cache, keys, plan)
     if wanted is None:
-        wanted = sorted({key for remote in cache.remotes for key in _all_of(remote)})
+        wanted = sorted({key for remote in cache.remotes for key in all_keys(remote)})
         if not wanted:
             raise CacheError(f"there is nothing to fetch in {'; '.join(cache.describe()[1:])}")
     start = time.monotonic()
@@ -79,7 +78,7 @@ def pull(keys: Keys = None, plan: Plan = None, remote: Remote = None, as_json: J
         seconds = time.monotonic() - start
         rate = f"{moved / 2**20:.1f} MiB fetched in {seconds:.1f} s ({moved / 2**20 / seconds:.0f} MiB/s)"
         typer.echo(f"{rate}, and {len(manifests)} manifests")
-    _tell_problems(store, *unlisted)
+    _print_problems(store, *unlisted)
     if missing:
         raise CacheError(f"{len(missing)} keys can't be had from any tier: {', '.join(missing)}")
 
@@ -96,7 +95,7 @@ def pack(
     if not entries:
         raise CacheError(f"there is nothing to pack: the local tier {cache.local.root} is empty")
     manifests = store.local_of(entry.metadata for entry in entries)
-    _tell_problems(store)
+    _print_problems(store)
     size = archive.pack(entries, target, manifests)
     document = {"archive": str(target), "entries": [entry.key for entry in entries],
                 "manifests": [manifest.key for manifest in manifests], "bytes": size}  # fmt: skip
@@ -132,7 +131,7 @@ def _fetch_manifests(store: ManifestStore, hits: Sequence[Found]) -> tuple[list[
         return [], [f"manifests can't be fetched: {error}"]
 
 
-def _tell_problems(store: ManifestStore, *more: str) -> None:
+def _print_problems(store: ManifestStore, *more: str) -> None:
     for problem in (*store.problems.values(), *more):
         typer.echo(f"warning: {problem}", err=True)
 
@@ -144,13 +143,6 @@ def _with_remotes(on_bytes: Any = lambda amount: None) -> TieredCache:
             "there is no remote tier: set --remote or NEURON_LIBTORCH_REMOTE_CACHE to a folder that machines share"
         )
     return cache
-
-
-def _all_of(remote: RemoteTier) -> list[str]:
-    try:
-        return remote.keys()
-    except OSError as error:
-        raise CacheError(f"the entries of {remote.name} can't be listed: {error}") from error
 
 
 def _named(cache: TieredCache, keys: list[str] | None, plan: Path | None) -> list[str] | None:

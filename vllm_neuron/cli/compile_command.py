@@ -103,7 +103,9 @@ def _run(
     envs.check_environment()
     resolved = [resolve_target(target) for target in targets]
     check_model_folder(model)
-    TieredCache.from_environment()
+    cache = TieredCache.from_environment()
+    if not envs.strict():
+        cache.check_publishable()
     for target in resolved:
         if not envs.strict():
             check_compiler(target)

@@ -14,9 +14,11 @@ from pathlib import Path
 import typer
 
 from vllm_neuron import envs
-from vllm_neuron.cache import folders, trust
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.remote import RemoteTier, open_remotes
+from vllm_neuron.cache import trust
+from vllm_neuron.cache.disk import folders
+from vllm_neuron.cache.local.tier import LocalTier
+from vllm_neuron.cache.remote.tier import RemoteTier
+from vllm_neuron.cache.remote.urls import open_remotes
 from vllm_neuron.cli.keys import Json
 from vllm_neuron.compilers.base import compiler_for
 from vllm_neuron.compilers.iree import RELEASE

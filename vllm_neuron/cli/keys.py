@@ -12,8 +12,9 @@ import typer
 
 from vllm_neuron import envs
 from vllm_neuron.cache.key import is_key
+from vllm_neuron.cache.remote.tier import RemoteTier
 from vllm_neuron.cache.tiers import TieredCache
-from vllm_neuron.errors import ConfigError
+from vllm_neuron.errors import CacheError, ConfigError
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Keys = Annotated[list[str] | None, typer.Argument(help="Keys, or the first digits of them. Default: all.")]
@@ -58,6 +59,14 @@ def full_keys(cache: TieredCache, given: list[str]) -> list[str]:
             raise ConfigError(f"{text!r} is the beginning of {len(matches)} keys: {some}; give more digits")
         full += matches
     return full
+
+
+def all_keys(remote: RemoteTier) -> list[str]:
+    """The keys of a remote tier's entries. Raises :class:`CacheError` where it can't be listed."""
+    try:
+        return remote.keys()
+    except OSError as error:
+        raise CacheError(f"the entries of {remote.name} can't be listed: {error}") from error
 
 
 def plan_keys(path: Path) -> list[str]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from vllm_neuron import envs
+from vllm_neuron.cache.disk.lock import NO_LOCKS, KernelLock
 from vllm_neuron.host.cpu import available_memory_bytes, usable_cores
 
 _POLL_SECONDS = 0.05
@@ -52,28 +51,37 @@ def every_slot(folder: Path | None) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         held.enter_context(_gate(folder))
         for path in sorted(folder.glob("slot-*.lock")):
-            held.enter_context(FileLock(path, mode=0o600))
+            held.enter_context(_one_of([path]))
         yield
 
 
-def _gate(folder: Path) -> FileLock:
+def _gate(folder: Path) -> contextlib.AbstractContextManager[None]:
     """What everyone holds while they take their places, and lets nobody else take one meanwhile."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return FileLock(folder / "gate.lock", mode=0o600)
+    return _one_of([folder / "gate.lock"])
+
+
+def _free_slot(folder: Path, slots: int) -> contextlib.AbstractContextManager[None]:
+    return _one_of([folder / f"slot-{index}.lock" for index in range(slots)])
 
 
 @contextlib.contextmanager
-def _free_slot(folder: Path, slots: int) -> Iterator[None]:
-    locks = [FileLock(folder / f"slot-{index}.lock", mode=0o600) for index in range(slots)]
-    while True:
+def _one_of(paths: Sequence[Path]) -> Iterator[None]:
+    """Hold one of these locks, whichever is free first. Where there are no locks, as on some file systems, none."""
+    locks = [KernelLock(path) for path in paths]
+    try:
+        while not any(_acquired(lock) for lock in locks):
+            time.sleep(_POLL_SECONDS)
+        yield
+    finally:
         for lock in locks:
-            try:
-                lock.acquire(blocking=False)
-            except Timeout:
-                continue
-            try:
-                yield
-            finally:
-                lock.release()
-            return
-        time.sleep(_POLL_SECONDS)
+            lock.release()
+
+
+def _acquired(lock: KernelLock) -> bool:
+    try:
+        return lock.try_acquire()
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return True
+        raise

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_neuron import envs
-from vllm_neuron.cache import steps
-from vllm_neuron.cache.local import LocalTier
-from vllm_neuron.cache.steps import Step
+from vllm_neuron.cache import failpoint
+from vllm_neuron.cache.failpoint import Failpoint
+from vllm_neuron.cache.local.tier import LocalTier
 from vllm_neuron.compile.admission import compile_slot, compile_workers, every_slot
 from vllm_neuron.compile.failures import forget_failure, keep_failure
 from vllm_neuron.compilers.base import Compiler, CompileReport, run_compiler
@@ -65,5 +65,5 @@ def _compile(slots: Path | None, compiler: Compiler, work: Work, folder: Path) -
 
 def _run(compiler: Compiler, work: Work, folder: Path) -> CompileReport:
     timeout = envs.COMPILER_TIMEOUT.get()
-    steps.reached(Step.COMPILING)
+    failpoint.reached(Failpoint.COMPILING)
     return run_compiler(compiler, folder, work.module_file, work.flags, work.artifact_file, timeout)

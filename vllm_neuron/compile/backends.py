@@ -21,16 +21,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch.fx import GraphModule
 
 from vllm_neuron import __version__, envs, logs
 from vllm_neuron.cache.entry import Entry
+from vllm_neuron.cache.source import Source
 from vllm_neuron.compile.outputs import View, take_outputs
-from vllm_neuron.compile.pipeline import Pipeline, Source
+from vllm_neuron.compile.pipeline import Pipeline
 from vllm_neuron.compile.specialize import Specializer, is_dynamic, take_floats
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.host.cpu import check_features
+from vllm_neuron.lowering.boundary import with_carriers
 from vllm_neuron.lowering.canonical import CanonicalGraph, canonicalize
+from vllm_neuron.lowering.carriers import carried, restored
 from vllm_neuron.lowering.decompositions import decomposition_table
 from vllm_neuron.routes import Route, check_available, current_route, default_level, lower, warn_of_deprecation
 from vllm_neuron.runtime.iree import IreeExecutable
@@ -38,6 +42,9 @@ from vllm_neuron.targets import compile_target
 
 logger = logging.getLogger("vllm.neuron.backends")
 logs.set_level()
+# Dynamo (PyTorch 2.13) refuses LSTM, GRU and RNN modules unless this is set, as torch.export sets it for itself. It
+# asks before it calls a backend, so it is set where the backends are looked up.
+torch._dynamo.config.allow_rnn = True
 
 Compiled = Callable[..., Any]
 _HOW = {
@@ -141,14 +148,16 @@ class _Graph:
     def __init__(self, aten: GraphModule, route: Route, finish: _Finish) -> None:
         placeholders = [node for node in aten.graph.nodes if node.op == "placeholder"]
         self.outputs, self.layouts = take_outputs(aten)
-        graph = canonicalize(aten, [f"input{index}" for index in range(len(placeholders))])
+        graph = canonicalize(with_carriers(aten), [f"input{index}" for index in range(len(placeholders))])
         self.positions = graph.input_positions
         # Nothing is left to compile where all outputs are views of inputs: AOTAutograd makes those itself.
         self.run = finish(graph, _resolve(graph, route)) if graph.abi.outputs else None
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        results = self.run([inputs[position] for position in self.positions]) if self.run else []
-        laid_out = [layout.apply(result) for layout, result in zip(self.layouts, results, strict=True)]
+        results = self.run([carried(inputs[position]) for position in self.positions]) if self.run else []
+        laid_out = [
+            layout.apply(restored(result, layout.dtype)) for layout, result in zip(self.layouts, results, strict=True)
+        ]
         return [output.of(laid_out) if isinstance(output, View) else output for output in self.outputs]
 
 

@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import CaptureError
+from vllm_neuron.lowering.boundary import with_carriers
 from vllm_neuron.lowering.canonical import CanonicalGraph, canonicalize
 from vllm_neuron.lowering.decompositions import decomposition_table
 
@@ -38,8 +39,8 @@ def capture(
     """Trace ``forward`` once over fake tensors and return its canonical graph.
 
     ``forward`` takes the inputs by name and returns one tensor. ``mutated`` names exactly the inputs that it writes.
-    Raises :class:`CaptureError` if it writes others, or fewer, if a tensor's value would be baked into the graph, if
-    control flow depends on a tensor's value, or if an operator outside ATen is left.
+    Raises :class:`CaptureError` if it writes others, or fewer, if the value of a tensor that is no literal would be
+    baked into the graph, if control flow depends on a tensor's value, or if an operator outside ATen is left.
     """
     names = list(specs)
     written: list[str] = []
@@ -48,7 +49,8 @@ def capture(
         _functional(forward, names, written), tracing_mode="real", decomposition_table=decomposition_table()
     )
     try:
-        with torch.no_grad(), mode:
+        # What the model's code gives to torch.compile is a part of this graph as well.
+        with torch.no_grad(), mode, torch._dynamo.config.patch(error_on_nested_fx_trace=False):
             graph_module = trace(*inputs.values())
     except (
         torch._subclasses.fake_tensor.DataDependentOutputException,
@@ -59,7 +61,7 @@ def capture(
             "a graph with static shapes can't be captured from it"
         ) from error
     _check(graph_module, written, frozenset(mutated))
-    return canonicalize(graph_module, names)
+    return canonicalize(with_carriers(graph_module), names)
 
 
 def _functional(forward: Forward, names: list[str], written: list[str]) -> Callable[..., tuple[torch.Tensor]]:
@@ -95,6 +97,18 @@ def _functional(forward: Forward, names: list[str], written: list[str]) -> Calla
     return run
 
 
+def _is_written_in_code(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+    """Whether a tensor is a literal of ``forward``, as ``torch.tensor(2.0)``, or one number that its module keeps.
+
+    Torch lifts literals, and no tensor that was there before. A model is first captured without values: what could be
+    a weight is a fake tensor then.
+    """
+    value = getattr(graph_module, str(node.target), None)
+    if type(value) is not torch.Tensor:
+        return False
+    return value.dim() == 0 or all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
+
+
 def _check(graph_module: torch.fx.GraphModule, written: list[str], declared: frozenset[str]) -> None:
     unexpected = sorted(set(written) - declared)
     if unexpected:
@@ -103,7 +117,7 @@ def _check(graph_module: torch.fx.GraphModule, written: list[str], declared: fro
     if missing:
         raise CaptureError(f"the model does not write to {len(missing)} of its KV caches, the first is {missing[0]}")
     for node in graph_module.graph.nodes:
-        if node.op == "get_attr":
+        if node.op == "get_attr" and not _is_written_in_code(graph_module, node):
             raise CaptureError(
                 f"the value of a tensor ('{node.target}') would be baked into the graph; it has to be a parameter or a "
                 "buffer of the model, so that it can be bound when the artifact is loaded"

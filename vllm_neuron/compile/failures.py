@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.local.tier import LocalTier
 
 DIAGNOSIS = "diagnosis.txt"
 _FOLDER = "failures"
@@ -60,7 +60,7 @@ def _store(local: LocalTier, key: str, folder: Path) -> Path | None:
 def _copy(folder: Path, record: Path) -> None:
     for path in folder.iterdir():
         if path.is_file():
-            shutil.copy(path, record)
+            shutil.copyfile(path, record / path.name)  # Its mode too would be an error where there are none.
 
 
 def _trim(root: Path) -> None:

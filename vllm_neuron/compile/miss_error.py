@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_neuron.cache.key import ArtifactKey
-from vllm_neuron.cache.misses import record
+from vllm_neuron.cache.local.miss_record import record
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheMissError
 
@@ -26,9 +26,11 @@ def miss_error(cache: TieredCache, model: str, misses: Sequence[Miss], graphs: i
     for miss in misses:
         record(cache.local, miss.key, miss.provenance, command)
     near = cache.nearest(misses[0].key.parts, misses[0].provenance, limit=1)
+    failed = [miss.key.digest for miss in misses if miss.key.digest in cache.failures]
     lines = [
         f"Strict mode: {len(misses)} of {graphs} graphs of {model} are in no tier of the cache.",
         *(f"  {miss.graph}  key {miss.key.digest}" for miss in misses),
+        *(f"A remote tier failed for {len(failed)} of them; {key} in {cache.failures[key]}" for key in failed[:1]),
         f"Searched: {'; '.join(cache.describe())}.",
         *(f"Nearest to {misses[0].graph}: {neighbour}." for neighbour in near),
         f"For more: vllm-neuron cache explain {misses[0].key.digest}",

@@ -13,12 +13,13 @@ from vllm_neuron.lowering.strided import storage_root
 
 @dataclass(frozen=True)
 class Layout:
-    """The strides, and the offset in its storage, that PyTorch would have given a result.
+    """The dtype, the strides, and the offset in its storage, that PyTorch would have given a result.
 
     What comes after may depend on them: where a result is a view of an input, AOTAutograd makes the view that it
     returns from what it reads off the result.
     """
 
+    dtype: torch.dtype
     strides: tuple[int, ...]
     offset: int
 
@@ -62,7 +63,8 @@ def take_outputs(gm: GraphModule) -> tuple[list[Any], list[Layout]]:
     computed: list[Node] = []
     views: dict[Node, View] = {}
     for node, root in zip(nodes, roots, strict=True):
-        source = root if roots.count(root) > 1 and root.op == "call_function" else node
+        shared = roots.count(root) > 1 and root.op == "call_function"
+        source = root if shared and root.meta["val"].dtype == node.meta["val"].dtype else node
         if source not in computed:
             computed.append(source)
         value = node.meta["val"]
@@ -70,5 +72,5 @@ def take_outputs(gm: GraphModule) -> tuple[list[Any], list[Layout]]:
         views[node] = View(computed.index(source), tuple(value.shape), tuple(value.stride()), offset)
     output.args = (tuple(computed),)
     values = [node.meta["val"] for node in computed]
-    layouts = [Layout(tuple(value.stride()), value.storage_offset()) for value in values]
+    layouts = [Layout(value.dtype, tuple(value.stride()), value.storage_offset()) for value in values]
     return [views[node] if isinstance(node, Node) else node for node in outputs], layouts

@@ -15,10 +15,12 @@ from typing import Any
 
 from vllm_neuron import envs
 from vllm_neuron.abi import Abi
-from vllm_neuron.cache import misses, steps, trust
+from vllm_neuron.cache import failpoint, trust
 from vllm_neuron.cache.entry import Entry, write_entry
+from vllm_neuron.cache.failpoint import Failpoint
 from vllm_neuron.cache.key import ArtifactKey
-from vllm_neuron.cache.steps import Step
+from vllm_neuron.cache.local import miss_record
+from vllm_neuron.cache.source import Source
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compile.attempt import Work, compile_admitted
 from vllm_neuron.compile.request import CompileRequest, compile_requests
@@ -31,14 +33,6 @@ from vllm_neuron.targets import Target, compile_target, lookup_targets
 logger = logging.getLogger("vllm.neuron.compile")
 
 DEFAULT_LEVEL = default_level(Route.NATIVE)
-
-
-class Source(StrEnum):
-    """Where an entry came from."""
-
-    LOCAL = "local"
-    REMOTE = "remote"
-    COMPILED = "compiled"
 
 
 class Publish(StrEnum):
@@ -120,7 +114,7 @@ class Pipeline:
         if found is None:
             return None
         request = wanted[found.entry.key]
-        return Resolution(request.key, found.entry, Source(found.tier), request.target, time.monotonic() - start)
+        return Resolution(request.key, found.entry, found.tier, request.target, time.monotonic() - start)
 
     def has(self, module: ModuleIdentity) -> bool:
         """Whether a tier says that it has an entry. Fetches nothing."""
@@ -154,7 +148,7 @@ class Pipeline:
         request = self._requests(module)[self.compile_for.name]
         key = request.key
         if self.strict or not isinstance(module, LoweredModule):
-            misses.record(self.cache.local, key, provenance)
+            miss_record.record(self.cache.local, key, provenance)
             raise CacheMissError(
                 f"{'Strict mode: ' if self.strict else ''}{provenance.get('graph', 'the graph')} "
                 f"(key {key.digest}) is in none of: {', '.join(self.cache.describe())}. To fill the cache, run the "
@@ -163,7 +157,7 @@ class Pipeline:
         if self.publish is Publish.REQUIRED and self.cache.remotes:
             trust.check_signs()
         with self.cache.lock(key.digest):
-            steps.reached(Step.LOCKED)
+            failpoint.reached(Failpoint.LOCKED)
             # Another process may have compiled it while this one waited. Remote tiers have just been asked.
             there = self.cache.local.lookup(key.digest)
             if there is not None:
@@ -191,9 +185,9 @@ class Pipeline:
         def fill(folder: Path) -> None:
             for name, data in request.files(module).items():
                 (folder / name).write_bytes(data)
-            steps.reached(Step.MODULE_WRITTEN)
+            failpoint.reached(Failpoint.MODULE_WRITTEN)
             report = compile_admitted(self.cache.local, compiler, work, folder)
-            steps.reached(Step.COMPILED)
+            failpoint.reached(Failpoint.COMPILED)
             write_entry(
                 folder,
                 key=key,

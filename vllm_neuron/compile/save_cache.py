@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vllm_neuron.cache.entry import read_entry
 from vllm_neuron.cache.key import is_key
-from vllm_neuron.cache.remote import open_remote
+from vllm_neuron.cache.remote.urls import open_remote
 from vllm_neuron.errors import CacheError, ConfigError
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 LOG_NAME = "compiler.log"
 COMMAND_NAME = "command.txt"
 _TAIL_LINES = 15
-_LINE_LIMIT = 400
+_LINE_LIMIT = 300
 _SIGNALS = 32  # A shell that ran the compiler adds 128 to the number of the signal that ended it.
 _REPORT = (
     "If it happens again, report it to the compiler's makers. What reproduces it is beside the log: the module, and "
@@ -188,19 +189,39 @@ def _kill_strays(scratch: str) -> None:
 
 
 def _failure(compiler: Compiler, job: Job, result: Result | None) -> CompileError:
-    """How the compile ended, the line of the log that names the cause, what to do, and the end of the log."""
-    first_error, tail = _read_log(Path(job["log"]), compiler.error_pattern)
+    """One line: how the compile ended, which operation of the module and which line of the log is the cause, advice."""
+    log = Path(job["log"])
+    first_error, tail = _read_log(log, compiler.error_pattern)
     text = f"{first_error}\n{tail}"
     returncode = result["returncode"] if result and result["outcome"] == "exited" else 0
     killed = returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
     advice = compiler.advice(returncode, text) if returncode else ""
     if result and result["outcome"] == "timeout":
         advice = f"If it was making progress, raise {envs.COMPILER_TIMEOUT.name}"
-    parts = [f"{compiler.name} {_ending(job, result)}", first_error and f"First error: {first_error}",
-             advice or (_memory_advice() if killed else _REPORT), f"Log: {job['log']}"]  # fmt: skip
-    message = ". ".join(part.rstrip(".") for part in parts if part) + (f"\n{tail}" if tail else "")
+    operation = _operation(first_error, log.parent)
+    cause = first_error or tail.rpartition("\n")[2]
+    parts = [
+        f"{compiler.name} {_ending(job, result)}",
+        operation and f"At {operation}",
+        cause and f"First error: {cause}",
+        advice or (_memory_advice() if killed else _REPORT),
+        f"Log: {log}",
+    ]
+    message = ". ".join(part.rstrip(".") for part in parts if part)
     lacked_memory = killed or (returncode and compiler.memory_pattern.search(text))
     return CompilerMemoryError(message) if lacked_memory else CompileError(message)
+
+
+def _operation(error: str, folder: Path) -> str:
+    """The operation that an error is about, and its result, where the error begins with a place in an MLIR file."""
+    place = re.match(r"([\w.-]+\.mlir):(\d+):", error)
+    if not place:
+        return ""
+    with contextlib.suppress(OSError), (folder / place[1]).open(errors="replace") as lines:
+        for line in itertools.islice(lines, int(place[2]) - 1, int(place[2])):
+            name = re.search(r"\b(?:stablehlo|chlo)\.\w+", line)
+            return f"{name[0]} of {line[:_LINE_LIMIT].rstrip().rpartition(' ')[2]}" if name else ""
+    return ""
 
 
 def _ending(job: Job, result: Result | None) -> str:

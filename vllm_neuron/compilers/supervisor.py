@@ -76,7 +76,7 @@ class Supervisor:
         outcome, returncode, error = "not-started", 0, ""
         try:
             self.scratch.mkdir()
-            shutil.copy(self.job["module"], self.scratch)
+            shutil.copyfile(self.job["module"], self.scratch / Path(self.job["module"]).name)
             Path(self.job["artifact"]).unlink(missing_ok=True)
             with Path(self.job["log"]).open("wb") as log:
                 outcome, returncode = self._watch(self._start(log), begin)

@@ -13,8 +13,11 @@ from vllm_neuron.errors import NeuronError
 from vllm_neuron.execute.executor import Inputs
 from vllm_neuron.execute.start_report import StartClock
 from vllm_neuron.graphs.graph_set import PreparedGraph
+from vllm_neuron.graphs.loaded_model import LoadedModel
 from vllm_neuron.host.cpu import check_features
+from vllm_neuron.lowering.carriers import carried
 from vllm_neuron.model.buckets import Bucket
+from vllm_neuron.model.step import StepModel
 from vllm_neuron.runtime.base import BoundCall
 from vllm_neuron.runtime.iree import ALIGNMENT, IreeExecutable
 
@@ -26,8 +29,8 @@ class BindingError(NeuronError, RuntimeError):
 class GraphSource(Protocol):
     """Whoever prepares the graphs, while the weights load."""
 
-    def wait(self, model: Mapping[str, TensorSpec]) -> Sequence[PreparedGraph]:
-        """Every graph, ready to be loaded beside a model with the weights and KV caches ``model``."""
+    def wait(self, loaded: LoadedModel) -> Sequence[PreparedGraph]:
+        """Every graph, ready to be bound to the ``loaded`` model."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,17 @@ class _LoadedGraph:
 class CompiledExecutor:
     """Runs steps on artifacts. Weights and KV caches are bound once, shared by all buckets; step inputs are staged.
 
-    ``model_inputs`` are the weights (``weights.<name>``) and KV caches (``kv.<layer>.k``, ``.v``) by the names that
-    graphs use. Raises :class:`BindingError` where they are not what a graph was compiled for, and
-    :class:`IncompatibleHostError` where an artifact needs a CPU feature that this host lacks.
+    ``model`` is the loaded model, and ``model_inputs`` are its weights (``weights.<name>``) and KV caches
+    (``kv.<layer>.k``, ``.v``) by the names that graphs use. Raises :class:`BindingError` where they are not what a
+    graph was compiled for, and :class:`IncompatibleHostError` where an artifact needs a CPU feature that this host
+    lacks.
     """
 
-    def __init__(self, graphs: GraphSource, model_inputs: Mapping[str, torch.Tensor], clock: StartClock) -> None:
+    def __init__(
+        self, graphs: GraphSource, model: StepModel, model_inputs: Mapping[str, torch.Tensor], clock: StartClock
+    ) -> None:
         self._source = graphs
+        self._model = model
         self._clock = clock
         self._inputs = dict(model_inputs)
         self._graphs: dict[Bucket, _LoadedGraph] = {}
@@ -56,7 +63,8 @@ class CompiledExecutor:
         Raises :class:`CacheMissError` in strict mode, for all misses at once.
         """
         with self._clock.phase("wait_for_graphs"):
-            graphs = self._source.wait({name: TensorSpec.of(tensor) for name, tensor in self._inputs.items()})
+            specs = {name: TensorSpec.of(tensor) for name, tensor in self._inputs.items()}
+            graphs = self._source.wait(LoadedModel(self._model, specs))
         with self._clock.phase("load_graphs"):
             self._graphs = {graph.bucket: self._load(graph) for graph in graphs}
         with self._clock.phase("try_new_graphs"):
@@ -102,6 +110,7 @@ class CompiledExecutor:
         tensor = self._inputs.get(name)
         if tensor is None:
             raise BindingError(f"{bucket.name} needs {name}, which the loaded model does not have")
+        tensor = carried(tensor)
         found = TensorSpec.of(tensor)
         if found != spec:
             raise BindingError(f"{bucket.name} needs {name} as {spec}; the loaded model has it as {found}")

@@ -6,7 +6,6 @@ import json
 import logging
 import multiprocessing
 import os
-import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_neuron import envs
+from vllm_neuron.cache.disk import files
 from vllm_neuron.routes import current_route
 
 logger = logging.getLogger("vllm.neuron.start")
@@ -73,13 +73,10 @@ def log_start(facts: Mapping[str, Any]) -> None:
     logger.info("Ready after %.1f s: %s", facts["total_seconds"], spent)
     logger.info("Start facts: %s", json.dumps(facts, separators=(",", ":")))
     path = report_path()
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps(facts))
-        aside.rename(path)
-    with suppress(OSError):
-        aside.unlink()
+        with files.replacing(path) as aside:
+            aside.write_text(json.dumps(facts))
 
 
 def report_path() -> Path:

@@ -11,8 +11,9 @@ import logging
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any
@@ -25,11 +26,13 @@ from vllm_neuron.graphs.model_capture import ModelCapture
 from vllm_neuron.graphs.trace_cache import CapturedGraph
 from vllm_neuron.host.cpu import usable_cores
 from vllm_neuron.model.buckets import Bucket
+from vllm_neuron.model.step import StepModel
 from vllm_neuron.routes import Route
 
 logger = logging.getLogger("vllm.neuron.capture")
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_SECONDS_OF_SILENCE = 10.0
 
 
 def capture_buckets(vllm_config: Any, buckets: Sequence[Bucket], route: Route | None = None) -> Iterator[CapturedGraph]:
@@ -53,9 +56,11 @@ def _logged(graphs: Iterator[CapturedGraph]) -> Iterator[CapturedGraph]:
         raise
 
 
-def capture_here(vllm_config: Any, buckets: Sequence[Bucket], route: Route | None = None) -> Iterator[CapturedGraph]:
-    """As :func:`capture_buckets`, in this process, one after the other."""
-    model = ModelCapture(vllm_config, route)
+def capture_here(
+    vllm_config: Any, buckets: Sequence[Bucket], route: Route | None = None, loaded: StepModel | None = None
+) -> Iterator[CapturedGraph]:
+    """As :func:`capture_buckets`, in this process, one after the other; of the ``loaded`` model, if there is one."""
+    model = ModelCapture(vllm_config, route, loaded)
     for bucket in buckets:
         yield _log_captured(model.capture(bucket))
 
@@ -73,36 +78,66 @@ class _CaptureProcess(ForkProcess):
 
 
 class _CaptureContext(ForkContext):
-    Process = _CaptureProcess
+    """``started`` are the workers, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[_CaptureProcess] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> _CaptureProcess:  # type: ignore[override]
+        self.started.append(_CaptureProcess(*args, **kwargs))
+        return self.started[-1]
 
 
 def _capture_in_workers(
     vllm_config: Any, buckets: Sequence[Bucket], route: Route | None, workers: int
 ) -> Iterator[CapturedGraph]:
+    context = _CaptureContext()
     pool = ProcessPoolExecutor(
         workers,
-        mp_context=_CaptureContext(),
+        mp_context=context,
         initializer=_start_worker,
         initargs=(vllm_config, route, os.getpid()),
     )
     # Submitting forks the workers, here and now: before the caller starts threads, gloo or IREE.
     futures = [pool.submit(_capture_in_worker, bucket) for bucket in buckets]
-    return _results(pool, futures, buckets)
+    layers = vllm_config.model_config.get_total_num_hidden_layers()
+    return _results(pool, context.started, list(zip(buckets, futures, strict=True)), layers)
 
 
-def _results(pool: ProcessPoolExecutor, futures: Sequence[Any], buckets: Sequence[Bucket]) -> Iterator[CapturedGraph]:
+def _results(
+    pool: ProcessPoolExecutor,
+    started: Sequence[ForkProcess],
+    futures: Sequence[tuple[Bucket, Future[CapturedGraph]]],
+    layers: int,
+) -> Iterator[CapturedGraph]:
     try:
-        for future, bucket in zip(futures, buckets, strict=True):
+        for bucket, future in futures:
             try:
+                _wait(future, f"{bucket.name}, of a model of {layers} layers")
                 graph = future.result()
             except BrokenProcessPool:
-                raise CaptureError(
-                    f"a capture worker died while {bucket.name} was being captured; was it killed for memory? "
-                    f"Set {envs.TRACE_WORKERS.name}=1, or {envs.DISABLE_PARALLEL_TRACE.name}=1, and try again"
-                ) from None
+                pool.shutdown()  # Ends and joins the other workers.
+                raise _worker_died(bucket, started) from None
             yield _log_captured(graph)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _wait(future: Future[CapturedGraph], what: str) -> None:
+    """Until ``future`` is done. The log shows that it takes its time."""
+    started = time.monotonic()
+    while not wait([future], _SECONDS_OF_SILENCE).done:
+        logger.info("Still capturing %s: %.0f s so far", what, time.monotonic() - started)
+
+
+def _worker_died(bucket: Bucket, started: Sequence[ForkProcess]) -> CaptureError:
+    if any(worker.exitcode == -signal.SIGINT for worker in started):
+        return CaptureError(f"the capture workers were interrupted while {bucket.name} was being captured: start again")
+    return CaptureError(
+        f"a capture worker died while {bucket.name} was being captured; was it killed for memory? "
+        f"Set {envs.TRACE_WORKERS.name}=1, or {envs.DISABLE_PARALLEL_TRACE.name}=1, and try again"
+    )
 
 
 _model_capture: Callable[[], ModelCapture] | None = None

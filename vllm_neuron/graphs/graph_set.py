@@ -13,10 +13,12 @@ from typing import Any
 from vllm_neuron import envs, metrics
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.cache.entry import Entry
+from vllm_neuron.cache.source import Source
 from vllm_neuron.compile.miss_error import Miss, miss_error
-from vllm_neuron.compile.pipeline import Resolution, Source
+from vllm_neuron.compile.pipeline import Resolution
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest
 from vllm_neuron.errors import CacheError, CacheMissError, NeuronError
+from vllm_neuron.graphs.loaded_model import LoadedModel, difference
 from vllm_neuron.graphs.prepare import Policy, Preparation
 from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.targets import better_target
@@ -57,12 +59,12 @@ class GraphSet:
             self._thread = threading.Thread(target=self._run, name="neuron-graphs", daemon=True)
             self._thread.start()
 
-    def wait(self, model: Mapping[str, TensorSpec]) -> list[PreparedGraph]:
+    def wait(self, loaded: LoadedModel | None = None) -> list[PreparedGraph]:
         """Every graph, ready to be loaded, in the order of the buckets.
 
-        ``model`` are the weights and KV caches of the model that has been loaded: a graph whose manifest does not fit
-        them is captured again; in strict mode, that raises :class:`CacheError`. Raises :class:`CacheMissError` that
-        names every miss in strict mode; else the first failure of capture or compilation.
+        A graph whose manifest or capture does not fit the ``loaded`` model is captured again, from that; in strict
+        mode, it raises :class:`CacheError`. Raises :class:`CacheMissError` that names every miss in strict mode; else
+        the first failure of capture or compilation.
         """
         if self._thread is None:
             self._run()
@@ -70,7 +72,8 @@ class GraphSet:
             self._thread.join()
         if self._failure is not None:
             raise self._failure
-        self._capture_misfits(model)
+        if loaded is not None:
+            self._capture_misfits(loaded)
         self._raise_errors()
         self._log_ready()
         graphs = [self._graph(bucket) for bucket in self._prepared.buckets.values()]
@@ -98,21 +101,32 @@ class GraphSet:
         except BaseException as error:
             self._failure = error
 
-    def _capture_misfits(self, model: Mapping[str, TensorSpec]) -> None:
-        reasons = {name: reason for name in self._prepared.recalled if (reason := self._misfit(name, model))}
+    def _capture_misfits(self, loaded: LoadedModel) -> None:
+        reasons = {name: reason for name in self._prepared.outcomes if (reason := self._misfit(name, loaded.inputs))}
         if not reasons:
             return
         lines = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         if self._pipeline.strict:
-            raise CacheError(
+            raise CacheError(self._strict_misfit(reasons, lines))
+        logger.warning("Captured again, because they can't be used: %s", lines)
+        self._prepared.capture_again(list(reasons), loaded.step_model)
+
+    def _strict_misfit(self, reasons: Mapping[str, str], lines: str) -> str:
+        command = self._prepared.compile_command()
+        if self._prepared.recalled.keys() >= reasons.keys():
+            return (
                 f"Strict mode: {len(reasons)} manifests do not fit the loaded model. {lines}. To replace them, remove "
-                f"{envs.get_neuron_precompile_cache_dir()} and run: "
-                f"{envs.CACHING_PRECOMPILE.name}=0 {self._prepared.compile_command()}"
+                f"{envs.get_neuron_precompile_cache_dir()} and run: {envs.CACHING_PRECOMPILE.name}=0 {command}"
             )
-        logger.warning("Captured again, because their manifests can't be used: %s", lines)
-        self._prepared.capture_again(list(reasons))
+        return (
+            f"Strict mode: {len(reasons)} graphs do not fit the loaded model. {lines}. They were captured from what "
+            "the configuration and the headers of safetensors files tell, and loading this checkpoint made another "
+            f"model. Save it as safetensors, and run where it is: {command}"
+        )
 
     def _misfit(self, name: str, model: Mapping[str, TensorSpec]) -> str | None:
+        if name not in self._prepared.recalled:
+            return difference(self._prepared.captured[name].model_inputs(), "the captured model", model)
         trace_cache = self._prepared.opened.cache
         assert trace_cache is not None, "only a trace cache recalls"
         if not self._pipeline.strict and isinstance(self._prepared.outcomes[name].error, CacheMissError):

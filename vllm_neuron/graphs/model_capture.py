@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import tempfile
+import functools
 import time
-import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,16 +19,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from vllm.config import set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.model_executor.model_loader.utils import get_model_architecture
 
-from vllm_neuron import envs
 from vllm_neuron.abi import InputName, TensorSpec
 from vllm_neuron.compile.capture import capture
-from vllm_neuron.errors import CaptureError, NeuronError
 from vllm_neuron.graphs.trace_cache import CapturedGraph
 from vllm_neuron.model.buckets import Bucket
-from vllm_neuron.model.groups import init_groups
+from vllm_neuron.model.groups import init_groups_alone
 from vllm_neuron.model.kv import planned_blocks
+from vllm_neuron.model.late_weights import create_late_weights
 from vllm_neuron.model.patches import building_without_values, set_ir_defaults, without_accelerator
+from vllm_neuron.model.refusals import in_one_line, refused_model
 from vllm_neuron.model.step import STEP_INPUTS, StepModel, step_inputs
 from vllm_neuron.routes import Route, current_route, lower
 
@@ -38,21 +37,25 @@ from vllm_neuron.routes import Route, current_route, lower
 class ModelCapture:
     """A model without values, and the captures of its buckets.
 
-    ``route`` lowers them, by default the one in force. Raises :class:`CaptureError` where vLLM can't build the model.
+    ``route`` lowers them, by default the one in force. A model that has been ``loaded`` takes the place of one without
+    values; only the shapes of its weights are used. Raises :class:`CaptureError` where vLLM can't build the model.
     """
 
-    def __init__(self, vllm_config: Any, route: Route | None = None) -> None:
+    def __init__(self, vllm_config: Any, route: Route | None = None, loaded: StepModel | None = None) -> None:
         self._config = _private_copy(vllm_config)
         self._route = route or current_route()
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        without_accelerator()
-        set_ir_defaults(self._config)
-        with _model_parallel_state(self._config), _configured(self._config):
-            with _refusals_in_one_line(self._config.model_config.model):
-                model = _build(self._config, self._mode)
-            self.step_model = StepModel(model, self._config)
+        self.step_model = loaded or self._without_values()
         self._weights = dict(self.step_model.named_weights())
         self._kv = kv_inputs(self.step_model, planned_blocks(self.step_model, self._config))
+
+    def _without_values(self) -> StepModel:
+        without_accelerator()
+        set_ir_defaults(self._config)
+        with model_parallel_state(self._config), _configured(self._config):
+            with in_one_line(functools.partial(refused_model, self._config.model_config.model)):
+                model = _build(self._config, self._mode)
+            return StepModel(model, self._config)
 
     def capture(self, bucket: Bucket) -> CapturedGraph:
         """Capture and lower one bucket. Raises :class:`CaptureError` or :class:`UnsupportedOpError`."""
@@ -95,43 +98,25 @@ def _private_copy(vllm_config: Any) -> Any:
 class ShapesLoader(BaseModelLoader):
     """Builds a model and leaves its parameters without values."""
 
+    def __init__(self, vllm_config: Any) -> None:
+        super().__init__(vllm_config.load_config)
+        self._config = vllm_config
+
     def download_model(self, model_config: Any) -> None:
         """There is nothing to download."""
 
     def load_weights(self, model: nn.Module, model_config: Any) -> None:
-        """There is nothing to load."""
+        """There is nothing to load; but what loading would create is created."""
+        create_late_weights(model, self._config)
 
 
 def _build(vllm_config: Any, mode: FakeTensorMode) -> nn.Module:
+    # Imported first, so that tensors that its module keeps are real in the whole process.
+    get_model_architecture(vllm_config.model_config)
     with mode, building_without_values():
-        loader = ShapesLoader(vllm_config.load_config)
+        loader = ShapesLoader(vllm_config)
         model: nn.Module = loader.load_model(vllm_config=vllm_config, model_config=vllm_config.model_config)
     return model
-
-
-@contextlib.contextmanager
-def _refusals_in_one_line(model: str) -> Iterator[None]:
-    """What vLLM's classes raise while they are built, as a ``CaptureError``.
-
-    They raise anything for a configuration that they do not take, and not all of it can be sent by a worker.
-    """
-    try:
-        yield
-    except NeuronError:
-        raise
-    except Exception as error:
-        raise CaptureError(
-            f"vLLM could not build the model {model} from its configuration: {_reason(error)}. "
-            f"{envs.LOG_LEVEL.name}=DEBUG shows where"
-        ) from error
-
-
-def _reason(error: Exception) -> str:
-    """One line; of an assertion that says nothing, its code."""
-    text = str(error).rstrip(".")
-    if not text:
-        text = traceback.extract_tb(error.__traceback__)[-1].line or "no reason given"
-    return f"{type(error).__name__}: {' '.join(text.split())}"
 
 
 @contextlib.contextmanager
@@ -141,12 +126,11 @@ def _configured(vllm_config: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _model_parallel_state(vllm_config: Any) -> Iterator[None]:
+def model_parallel_state(vllm_config: Any) -> Iterator[None]:
     """vLLM's process groups, which its layers ask for their rank: this process's own, or a group of one."""
     if parallel_state.model_parallel_is_initialized():  # type: ignore[no-untyped-call]
         yield
         return
-    # Only the ranks meet there: whoever is killed later leaves nothing.
-    with tempfile.TemporaryDirectory(prefix="vllm_neuron_") as folder, _configured(vllm_config):
-        init_groups(vllm_config, 0, f"file://{Path(folder, 'group')}", 0)
+    with _configured(vllm_config):
+        init_groups_alone(vllm_config)
     yield

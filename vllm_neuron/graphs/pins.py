@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from vllm_neuron.cache.in_use import Claim
-from vllm_neuron.cache.local import LocalTier
+from vllm_neuron.cache.local.pins import Pin
+from vllm_neuron.cache.local.tier import LocalTier
 
 
 class Hold(enum.Enum):
@@ -24,24 +24,24 @@ class Pins:
     """Entries of ``local`` that are not to be removed under this process, until it closes this or ends."""
 
     def __init__(self, local: LocalTier, hold: Hold) -> None:
-        self._claim = None if hold is Hold.NOTHING else Claim(local)
+        self._pin = None if hold is Hold.NOTHING else Pin(local)
         self._hold = hold
         self._keys: set[str] = set()
-        if self._claim is not None and hold is Hold.NOTED:
-            self._claim.settle(self._keys)
+        if self._pin is not None and hold is Hold.NOTED:
+            self._pin.settle(self._keys)
 
     def note(self, key: str) -> None:
         """This process is going to look for ``key``."""
-        if self._claim is not None and self._hold is Hold.NOTED:
+        if self._pin is not None and self._hold is Hold.NOTED:
             self._keys.add(key)
-            self._claim.settle(self._keys)
+            self._pin.settle(self._keys)
 
     def settle(self, keys: Iterable[str]) -> None:
         """This process uses ``keys`` from here on, and no others."""
-        if self._claim is not None:
-            self._claim.settle(keys)
+        if self._pin is not None:
+            self._pin.settle(keys)
 
     def close(self) -> None:
         """This process uses nothing any more."""
-        if self._claim is not None:
-            self._claim.close()
+        if self._pin is not None:
+            self._pin.close()

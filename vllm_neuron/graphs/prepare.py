@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_neuron import envs
-from vllm_neuron.cache.manifests import FoundManifest
+from vllm_neuron.cache.manifests.store import FoundManifest
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compile.pipeline import Pipeline, Publish, Resolution
 from vllm_neuron.compile.pool import GraphOutcome, GraphRequest, resolve_all
@@ -25,6 +25,9 @@ from vllm_neuron.lowering.module import ModuleIdentity
 from vllm_neuron.model.buckets import Bucket, buckets_for, compiler_arguments
 from vllm_neuron.routes import Route
 from vllm_neuron.targets import Target, compile_target, lookup_targets
+
+if TYPE_CHECKING:
+    from vllm_neuron.model.step import StepModel
 
 logger = logging.getLogger("vllm.neuron.graphs")
 
@@ -126,11 +129,14 @@ class Preparation:
         """
         self._resolve(self._requests(), on_outcome)
 
-    def capture_again(self, names: Sequence[str]) -> None:
-        """Put captured graphs in the place of recalled ones. In this process: it has threads by now, and can't fork."""
+    def capture_again(self, names: Sequence[str], loaded: StepModel) -> None:
+        """Put graphs that are captured from a loaded model in the place of those that there are.
+
+        In this process: it has threads by now, and can't fork.
+        """
         for name in names:
-            del self.recalled[name]
-        captures = self._capture([self.buckets[name] for name in names], here=True)
+            self.recalled.pop(name, None)
+        captures = self._capture([self.buckets[name] for name in names], loaded)
         self._resolve(map(self._captured_request, captures), lambda outcome: None)
 
     def input_names(self, name: str) -> tuple[str, ...]:
@@ -168,7 +174,7 @@ class Preparation:
         resolution = self.pipeline.lookup(module)
         return None if resolution is None else Recalled(found, resolution)
 
-    def _capture(self, buckets: Sequence[Bucket], *, here: bool = False) -> Iterator[CapturedGraph]:
+    def _capture(self, buckets: Sequence[Bucket], loaded: StepModel | None = None) -> Iterator[CapturedGraph]:
         if not buckets:
             return iter(())
         if not release.installed():
@@ -181,7 +187,9 @@ class Preparation:
         # A start that captures nothing does not wait for what captures.
         from vllm_neuron.graphs.capture_workers import capture_buckets, capture_here
 
-        return (capture_here if here else capture_buckets)(self._config, buckets, self._policy.route)
+        if loaded is not None:
+            return capture_here(self._config, buckets, self._policy.route, loaded)
+        return capture_buckets(self._config, buckets, self._policy.route)
 
     def _requests(self) -> Iterator[GraphRequest]:
         for name, recalled in self.recalled.items():

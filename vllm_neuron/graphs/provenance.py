@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm_neuron import __version__, envs
 from vllm_neuron.abi import dtype_name
+from vllm_neuron.cache.remote.urls import open_remotes
 from vllm_neuron.graphs.trace_key import stable
 from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.routes import Route, current_route
@@ -62,14 +63,18 @@ def compile_command(vllm_config: Any, target: Target) -> str:
         options["--kv-cache-memory-bytes"] = cache.kv_cache_memory_bytes
     if neuron := (vllm_config.additional_config or {}).get("neuron_config"):
         options["--additional-config"] = json.dumps({"neuron_config": neuron})
-    if remote := envs.REMOTE_CACHE.get():
+    remote = envs.REMOTE_CACHE.get()
+    unset: list[envs.Variable[Any]] = []
+    if remote and all(tier.read_only for tier in open_remotes(remote)):
+        unset.append(envs.REMOTE_CACHE)  # A job that can publish nothing is refused; without it, it fills this machine.
+    elif remote:
         options["--remote"] = remote
     route = current_route()
     prefix = [] if route is Route.NATIVE else [f"{envs.BACKEND.name}={route.value}"]
     if envs.strict():
         # The shell that it is pasted into may well be the server's, and a strict job compiles nothing.
-        names = [name for one in (envs.DISABLE_WARMUP_COMPILE, envs.ASSERT_CACHE_HIT)
-                 for name in (one.name, *one.old_names) if name in os.environ]  # fmt: skip
+        unset += [envs.DISABLE_WARMUP_COMPILE, envs.ASSERT_CACHE_HIT]
+    if names := [name for one in unset for name in (one.name, *one.old_names) if name in os.environ]:
         prefix = ["env", *(word for name in names for word in ("-u", name)), *prefix]
     words = [*prefix, "vllm-neuron", "compile", model.model]
     for option, value in options.items():

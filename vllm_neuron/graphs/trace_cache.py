@@ -15,11 +15,13 @@ from typing import Any
 
 from vllm_neuron import envs
 from vllm_neuron.abi import InputName, TensorSpec
-from vllm_neuron.cache.manifest import Manifest, make_manifest
-from vllm_neuron.cache.manifests import FoundManifest, ManifestStore
-from vllm_neuron.cache.sources import SourceDigests
+from vllm_neuron.cache.manifests.manifest import Manifest, make_manifest
+from vllm_neuron.cache.manifests.store import FoundManifest, ManifestStore
+from vllm_neuron.cache.source import Source
+from vllm_neuron.cache.source_trees import SourceDigests
 from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.errors import CacheError, UnsupportedError
+from vllm_neuron.graphs.loaded_model import difference, shown
 from vllm_neuron.graphs.trace_key import TraceKeys
 from vllm_neuron.lowering.module import LoweredModule
 from vllm_neuron.model.buckets import Bucket
@@ -43,6 +45,11 @@ class CapturedGraph:
     input_names: tuple[str, ...]
     seconds: float
     unread: dict[str, TensorSpec]
+
+    def model_inputs(self) -> dict[str, TensorSpec]:
+        """The weights and KV caches of the model that was captured, by name, read by the graph or not."""
+        read = zip(self.input_names, self.module.abi.inputs, strict=True)
+        return {name: spec for name, spec in read if not InputName(name).is_step} | self.unread
 
 
 class TraceCache:
@@ -74,7 +81,7 @@ class TraceCache:
         tiers = Counter(manifest.tier for manifest in found.values())
         line = (
             f"Precompile Cache: {len(found)} of {len(buckets)} graphs need no capture "
-            f"({tiers['local']} from the local tier, {tiers['remote']} from the remote tier)"
+            f"({tiers[Source.LOCAL]} from the local tier, {tiers[Source.REMOTE]} from the remote tier)"
         )
         reasons: dict[str, list[str]] = {}
         for bucket in buckets:
@@ -99,16 +106,11 @@ class TraceCache:
         steps = step_inputs(bucket, self._block_size)
         for name, spec in manifest.step_inputs().items():
             if steps.get(name) != spec:
-                return f"{InputName.step(name)} is {spec} in the manifest, and {_shown(steps.get(name))} in the bucket"
+                return f"{InputName.step(name)} is {spec} in the manifest, and {shown(steps.get(name))} in the bucket"
         results = manifest.module.abi.results
         if len(results) != 1 or results[0].shape[:1] != (bucket.seqs,):
             return f"it gives {', '.join(map(str, results))}, not one row of logits for each of {bucket.seqs} sequences"
-        expected = manifest.model_inputs()
-        for name in sorted(expected.keys() | model.keys()):
-            if expected.get(name) != model.get(name):
-                there, here = _shown(expected.get(name)), _shown(model.get(name))
-                return f"{name} is {there} in the manifest, and {here} in the loaded model"
-        return None
+        return difference(manifest.model_inputs(), "the manifest", model)
 
     def _reason(self, bucket: Bucket) -> str:
         key = self._keys.key(bucket)
@@ -125,10 +127,6 @@ class TraceCache:
                 "again to replace it"
             )
         logger.warning("Passed over: %s%s", problems[0], more)
-
-
-def _shown(spec: TensorSpec | None) -> str:
-    return "absent" if spec is None else str(spec)
 
 
 @dataclass(frozen=True)

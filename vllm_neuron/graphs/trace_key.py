@@ -23,8 +23,8 @@ import vllm.envs
 
 from vllm_neuron import __version__, envs
 from vllm_neuron.cache.key import TraceKey, sha256
-from vllm_neuron.cache.manifest import MANIFEST_VERSION
-from vllm_neuron.cache.sources import SourceDigests
+from vllm_neuron.cache.manifests.manifest import MANIFEST_VERSION
+from vllm_neuron.cache.source_trees import SourceDigests
 from vllm_neuron.errors import UnsupportedError
 from vllm_neuron.lowering import release
 from vllm_neuron.model.buckets import OPTIONS, Bucket

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from vllm_neuron import envs, logs
+from vllm_neuron import envs
+from vllm_neuron.cache.tiers import TieredCache
 from vllm_neuron.compilers.base import check_compiler
-from vllm_neuron.errors import ConfigError, NeuronError
 from vllm_neuron.jobs.compile_only import compile_model
 from vllm_neuron.jobs.report import JobReport
 from vllm_neuron.model.checkpoint import check_dtype_known
+from vllm_neuron.model.refusals import in_one_line, refused_configuration
 from vllm_neuron.targets import resolve_target
 
 try:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
 except ModuleNotFoundError:  # vLLM 0.33 has it elsewhere.
     from vllm.entrypoints.common.cli_args import make_arg_parser  # type: ignore[no-redef]
-
-logger = logging.getLogger("vllm.neuron.job")
 
 _USAGE = {"server": UsageContext.OPENAI_API_SERVER, "llm": UsageContext.LLM_CLASS}
 
@@ -53,7 +49,7 @@ def parse(program: str, model: str, options: Sequence[str]) -> argparse.Namespac
     # vLLM's own usage is a list of three hundred options, and would hide the line that says which one is wrong.
     usage = f"{program} MODEL [its own options, and those of vllm serve; each has a --help]"
     parser = make_arg_parser(FlexibleArgumentParser(prog=program, usage=usage))  # type: ignore[no-untyped-call]
-    with _refusals_in_one_line():
+    with in_one_line(refused_configuration):
         arguments: argparse.Namespace = parser.parse_args([model, *options])
     return arguments
 
@@ -64,6 +60,7 @@ def compile_arguments(arguments: argparse.Namespace, targets: Sequence[str], ent
         arguments.model = arguments.model_tag
     start = time.monotonic()
     if not envs.strict():
+        TieredCache.from_environment().check_publishable()
         for target in targets:
             check_compiler(resolve_target(target))
     reports = []
@@ -80,37 +77,11 @@ def engine_config(arguments: argparse.Namespace, entry_point: str) -> Any:
 
     Raises :class:`ConfigError` for what vLLM refuses.
     """
-    with _refusals_in_one_line():
+    with in_one_line(refused_configuration):
         args = AsyncEngineArgs.from_cli_args(arguments)
         config = args.create_engine_config(_USAGE[entry_point])
     check_dtype_known(config, str(args.dtype))
     return config
-
-
-@contextmanager
-def _refusals_in_one_line() -> Iterator[None]:
-    """What vLLM, pydantic and transformers raise for a value that they do not take, as a ``ConfigError``.
-
-    They raise anything, and all that they are given is the user's.
-    """
-    try:
-        yield
-    except NeuronError:
-        raise
-    except Exception as error:
-        logs.set_level()  # vLLM may have set up its handlers just now.
-        logger.debug("Refused", exc_info=True)
-        raise ConfigError(f"vLLM does not accept this configuration: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """One line; of a ``ValidationError``, each field and what is wrong with it."""
-    if isinstance(error, ValidationError):
-        details = error.errors(include_url=False, include_context=False, include_input=False)
-        text = "; ".join(": ".join([*map(str, detail["loc"]), detail["msg"]]) for detail in details)
-    else:
-        text = str(error) or type(error).__name__
-    return " ".join(text.split())
 
 
 def serve_command(arguments: argparse.Namespace) -> int:

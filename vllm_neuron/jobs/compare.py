@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +21,7 @@ from vllm_neuron.graphs.prepare import Policy
 from vllm_neuron.jobs.command_line import engine_config, parse
 from vllm_neuron.jobs.comparison import BucketResult, Comparison, Sizes
 from vllm_neuron.model.buckets import buckets_for
-from vllm_neuron.model.groups import init_groups
+from vllm_neuron.model.groups import init_groups_alone
 from vllm_neuron.model.kv import planned_blocks
 from vllm_neuron.model.level import chosen_level
 from vllm_neuron.model.patches import set_ir_defaults, without_accelerator
@@ -83,12 +81,14 @@ def compare(vllm_config: Any, level: int | None, steps: int) -> ComparisonReport
     graphs: dict[Route, GraphSet] = {}
     for route in Route:
         graphs[route] = GraphSet(vllm_config, Policy.comparing(route, default_level(route) if level is None else level))
-        graphs[route].wait({})
+        graphs[route].wait()
     step_model = _load(vllm_config)
     blocks = planned_blocks(step_model, vllm_config)
     reference = EagerExecutor(step_model, *_caches(step_model, blocks))
     others = {
-        route.value: CompiledExecutor(found, model_inputs(step_model, *_caches(step_model, blocks)), StartClock())
+        route.value: CompiledExecutor(
+            found, step_model, model_inputs(step_model, *_caches(step_model, blocks)), StartClock()
+        )
         for route, found in graphs.items()
     }
     for executor in others.values():
@@ -101,8 +101,8 @@ def compare(vllm_config: Any, level: int | None, steps: int) -> ComparisonReport
 
 def _load(vllm_config: Any) -> StepModel:
     set_ir_defaults(vllm_config)
-    with tempfile.TemporaryDirectory(prefix="vllm_neuron_") as folder, set_current_vllm_config(vllm_config):
-        init_groups(vllm_config, 0, f"file://{Path(folder, 'group')}", 0)
+    with set_current_vllm_config(vllm_config):
+        init_groups_alone(vllm_config)
         return StepModel(get_model(vllm_config=vllm_config), vllm_config)
 
 

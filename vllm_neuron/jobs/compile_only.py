@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vllm_neuron.compile.pipeline import Pipeline, Publish, Resolution, Source
+from vllm_neuron.cache.source import Source
+from vllm_neuron.compile.pipeline import Pipeline, Publish, Resolution
 from vllm_neuron.compile.pool import GraphOutcome
 from vllm_neuron.errors import CacheMissError
 from vllm_neuron.graphs.prepare import Policy, Preparation

@@ -109,7 +109,8 @@ class JobReport:
             if line.error:
                 console.print(f"{line.graph}: {line.error}", style="red", highlight=False)
         console.print(self.summary(), highlight=False)
-        if all(line.shared is None for line in self.graphs):
+        # The first tier is the local one.
+        if len(self.tiers) < 2 and all(line.shared is None for line in self.graphs):
             hint = f"No remote tier is set, with --remote or {envs.REMOTE_CACHE.name}: other machines can't use them."
             console.print(hint, highlight=False)
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vllm_neuron.abi import Abi, TensorSpec
 from vllm_neuron.errors import CaptureError, UnsupportedOpError
+from vllm_neuron.lowering.numbers import misfit
 
 _aten = torch.ops.aten
 
@@ -32,6 +33,9 @@ _IDENTITIES = frozenset(
 )
 # Claims about dtypes, which capture has settled, and about values, which a compiled graph does not check.
 _CHECKS = frozenset({_aten._assert_tensor_metadata.default, _aten._assert_async.default, _aten._assert_async.msg})
+
+# What may give scales of 8 bits: a view of bytes as such.
+_BYTEWISE = frozenset({_aten.view.dtype, _aten.view.default, _aten.reshape.default, _aten.slice.Tensor})
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,11 @@ def _check_operator(node: Node) -> None:
             f"{node.target}: what it returns, or its shape, depends on the values in a tensor, and a compiled graph "
             "has static shapes: leave it out of the compiled function"
         )
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and value.dtype == torch.float8_e8m0fnu and node.target not in _BYTEWISE:
+        raise UnsupportedOpError(f"{node.target} gives float8_e8m0fnu, to which compilers round otherwise than torch")
+    if said := misfit(node):
+        raise UnsupportedOpError(f"{node.target}: {said}")
     if not isinstance(node.target, OpOverload) or node.target in _CHECKS:
         return
     schema = node.target._schema

@@ -10,18 +10,20 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from vllm_neuron.lowering import division, recurrent, scatters, sorting, special
+from vllm_neuron.lowering.denormals import reciprocal
+from vllm_neuron.lowering.doubles import doubles
 from vllm_neuron.lowering.powers import powers
 from vllm_neuron.lowering.reductions import reductions
 
 _aten = torch.ops.aten
 
-# What torch-mlir can't scan in: 8 bits end its process, and IREE lacks the conversion for the other.
-_SCANNED_IN = {torch.int8: torch.int32, torch.uint8: torch.int32, torch.bfloat16: torch.float32}
-
-_COMPARISONS = (
-    _aten.lt.Tensor, _aten.le.Tensor, _aten.gt.Tensor, _aten.ge.Tensor, _aten.eq.Tensor, _aten.ne.Tensor,
-    _aten.maximum.default, _aten.minimum.default,
-)  # fmt: skip
+# What is scanned in another dtype: 8 bits end torch-mlir's process, truth values it adds as bits, and torch itself
+# keeps 32 bits between the steps of 16-bit floats.
+_SCANNED_IN = {
+    torch.bool: torch.int32, torch.int8: torch.int32, torch.uint8: torch.int32,
+    torch.bfloat16: torch.float32, torch.float16: torch.float32,
+}  # fmt: skip
 
 # Forms with a scalar that torch-mlir lacks.
 _BITWISE = {
@@ -55,41 +57,44 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
     return {
         **table,
         **powers(table),
-        _aten.topk.default: _topk,
-        _aten.sort.stable: _sort_stable,
+        _aten.topk.default: sorting.topk,
+        _aten.sort.default: sorting.sort,
+        _aten.sort.stable: sorting.sort_stable,
+        _aten.scatter_reduce.two: scatters.scatter_reduce,
+        _aten.scatter.reduce: scatters.scatter,
+        _aten.scatter.value_reduce: scatters.scatter,
+        _aten.index_reduce.default: scatters.index_reduce,
+        _aten.put.default: scatters.put,
+        _aten._embedding_bag.default: scatters.embedding_bag,
+        _aten._embedding_bag_forward_only.default: scatters.embedding_bag,
+        _aten.mkldnn_rnn_layer.default: recurrent.lstm_layer,
+        _aten.erfc.default: special.erfc,
+        _aten.lgamma.default: special.lgamma,
+        _aten.hypot.default: special.hypot,
+        _aten._cdist_forward.default: special.cdist,
+        _aten._euclidean_dist.default: special.euclidean,
         _aten.cumprod.default: _cumprod,
         _aten.cumsum.default: _cumsum,
         _aten.searchsorted.Tensor: _searchsorted,
         _aten.bucketize.Tensor: _bucketize,
         _aten.isfinite.default: _isfinite,
-        **dict.fromkeys((_aten.div.Tensor_mode, _aten.div.Scalar_mode), _divide),
-        **dict.fromkeys((_aten.floor_divide.default, _aten.floor_divide.Scalar), _floor_divide),
-        **dict.fromkeys((_aten.remainder.Scalar, _aten.remainder.Tensor, _aten.remainder.Scalar_Tensor), _remainder),
-        _aten.fmod.Scalar: _fmod,
-        _aten.fmod.Tensor: _fmod,
+        **doubles(),
+        **dict.fromkeys((_aten.div.Tensor_mode, _aten.div.Scalar_mode), division.divide),
+        **dict.fromkeys((_aten.floor_divide.default, _aten.floor_divide.Scalar), division.floor_divide),
+        **dict.fromkeys(
+            (_aten.remainder.Scalar, _aten.remainder.Tensor, _aten.remainder.Scalar_Tensor), division.remainder
+        ),
+        **dict.fromkeys((_aten.fmod.Scalar, _aten.fmod.Tensor), division.fmod),
+        _aten.reciprocal.default: reciprocal,
         _aten.abs.default: _abs,
         _aten.roll.default: _roll,
         _aten.clamp.default: _clamp,
         _aten.unfold.default: _unfold,
         _aten.diagonal.default: _diagonal,
         **{scalar: _with_tensor(tensor) for scalar, tensor in _BITWISE.items()},
-        **{compare: _of_different_sign(compare) for compare in _COMPARISONS},
+        _aten.__lshift__.Tensor: _aten.bitwise_left_shift.Tensor,
+        _aten.__rshift__.Tensor: _aten.bitwise_right_shift.Tensor,
     }
-
-
-def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    if x.dim() == 0:
-        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    values, indices = _aten.sort.default(x, dim, largest)
-    return values.narrow(dim, 0, k).contiguous(), indices.narrow(dim, 0, k).contiguous()
-
-
-def _sort_stable(
-    x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> tuple[Tensor, Tensor]:
-    # Every sort is made stable when it is lowered.
-    result: tuple[Tensor, Tensor] = _aten.sort.default(x, dim, descending)
-    return result
 
 
 def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -99,12 +104,13 @@ def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor
     x = x.to(dtype)
     if x.dim() == 0:
         return x
+    x = x.to(_SCANNED_IN.get(dtype, dtype))
     size, step = x.shape[dim], 1
     while step < size:
         ones = torch.ones_like(x.narrow(dim, 0, step))
         x = x * torch.cat([ones, x.narrow(dim, 0, size - step)], dim)
         step *= 2
-    return x
+    return x.to(dtype)
 
 
 def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
@@ -114,7 +120,7 @@ def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     if dtype not in _SCANNED_IN:
         return NotImplemented  # It stays the operator that it is.
     wide = _SCANNED_IN[dtype]
-    return _aten.cumsum.default(x.to(wide), dim, dtype=wide).to(dtype)
+    return _aten.cumsum.default(x.to(dtype).to(wide), dim, dtype=wide).to(dtype)
 
 
 def _searchsorted(
@@ -162,59 +168,6 @@ def _clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Any
     return NotImplemented if dtype == x.dtype else x.to(dtype).clamp(min, max)
 
 
-def _divide(x: Tensor, y: Tensor | float, *, rounding_mode: str | None = None) -> Any:
-    return _floor_divide(x, y) if rounding_mode == "floor" else NotImplemented
-
-
-def _floor_divide(x: Tensor, y: Tensor | float) -> Tensor:
-    dtype, dividend, divisor = _division(x, y)
-    if not dtype.is_floating_point:
-        quotient = torch.div(dividend, divisor, rounding_mode="trunc")
-        return quotient - _is_across(dividend - quotient * divisor, divisor).to(dtype)
-    rest = _rest(dividend, divisor)
-    floor = ((dividend - rest) / divisor).round() - _is_across(rest, divisor).to(dividend.dtype)
-    return torch.where(divisor == 0, dividend / divisor, floor).to(dtype)
-
-
-def _remainder(x: Tensor | float, y: Tensor | float) -> Tensor:
-    """The sign is the divisor's."""
-    dtype, dividend, divisor = _division(x, y)
-    rest = _rest(dividend, divisor)
-    return torch.where(_is_across(rest, divisor), rest + divisor, rest).to(dtype)
-
-
-def _fmod(x: Tensor, y: Tensor | float) -> Tensor:
-    """The sign is the dividend's."""
-    dtype, dividend, divisor = _division(x, y)
-    return _rest(dividend, divisor).to(dtype)
-
-
-def _division(x: Tensor | float, y: Tensor | float) -> tuple[torch.dtype, Tensor, Tensor]:
-    """The result's dtype; dividend and divisor, wide enough for the product of divisor and quotient to be exact."""
-    dtype = torch.result_type(x, y)
-    wide = torch.float64 if dtype.is_floating_point else dtype
-    device = (x if isinstance(x, Tensor) else y).device  # type: ignore[union-attr]
-    # A number is rounded to the dtype, as in torch. It becomes an operator's result, since capture admits no constant
-    # that is a tensor.
-    dividend, divisor = (
-        (number if isinstance(number, Tensor) else torch.full((), number, dtype=dtype, device=device)).to(wide)
-        for number in (x, y)
-    )
-    return dtype, dividend, divisor
-
-
-def _rest(dividend: Tensor, divisor: Tensor) -> Tensor:
-    """What is left of the dividend after a division that rounds towards zero."""
-    quotient = torch.div(dividend, divisor, rounding_mode="trunc")
-    # Infinity times zero is not a number.
-    return torch.where(quotient == 0, dividend, dividend - quotient * divisor)
-
-
-def _is_across(rest: Tensor, divisor: Tensor) -> Tensor:
-    """Whether the signs differ, so that rounding towards minus infinity goes one step further."""
-    return (rest != 0) & ((rest < 0) ^ (divisor < 0))
-
-
 def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     dimension %= x.dim()
     starts = torch.arange(0, x.shape[dimension] - size + 1, step, device=x.device)
@@ -230,20 +183,12 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tenso
     return x.movedim((dim1, dim2), (-2, -1))[..., index - min(offset, 0), index + max(offset, 0)]
 
 
-def _of_different_sign(op: OpOverload) -> Callable[[Tensor, Tensor], Any]:
-    """Of ``uint8`` and ``int8``, in 16 bits: torch-mlir compares the bits of the two, as if both had a sign."""
-
-    def of_different_sign(x: Tensor, y: Tensor) -> Any:
-        if {x.dtype, y.dtype} != {torch.uint8, torch.int8}:
-            return NotImplemented
-        return op(x.to(torch.int16), y.to(torch.int16))
-
-    return of_different_sign
-
-
 def _with_tensor(op: OpOverload) -> Callable[[Tensor, int], Tensor]:
     def with_tensor(x: Tensor, scalar: int) -> Tensor:
-        result: Tensor = op(x, torch.full((), scalar, dtype=x.dtype, device=x.device))
+        dtype = torch.result_type(x, scalar)
+        # The number wraps around, as in torch.
+        number = torch.full((), scalar, dtype=torch.int64, device=x.device).to(dtype)
+        result: Tensor = op(x.to(dtype), number)
         return result
 
     return with_tensor

@@ -29,6 +29,14 @@ _NUMBERS: dict[Any, Callable[[Node], Any]] = {
     **dict.fromkeys((_aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default), lambda node: 0),
     **dict.fromkeys((_aten.empty_strided.default, _aten.empty_permuted.default), lambda node: 0),
 }
+# IREE 3.13 takes no constant of unsigned bytes, which truth values are to torch-mlir as well; of two constants of
+# 16-bit floats in one graph it gives the second one the wrong type.
+_WIDENED = {
+    torch.bool: torch.int32,
+    torch.uint8: torch.int32,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
 
 
 def hide_literals(graph: Graph) -> list[float]:
@@ -60,17 +68,26 @@ def hide_literals(graph: Graph) -> list[float]:
 
 def _number(node: Node) -> float | None:
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or not value.numel():
+    if not isinstance(value, torch.Tensor):
         return None
-    if node.target in _NUMBERS:
-        number = _NUMBERS[node.target](node)
-        return float(number) if value.dtype.is_floating_point else int(number)
-    if node.op == "get_attr":
-        literal = getattr(node.graph.owning_module, str(node.target))
-        first = literal.reshape(-1)[0]
-        if (literal == first).all():
-            return float(first) if value.dtype.is_floating_point else int(first)
+    # torch-mlir has no constant of unsigned bytes for no elements either.
+    if node.target in _NUMBERS and (value.numel() or value.dtype == torch.uint8):
+        return _of_dtype(_NUMBERS[node.target](node), value.dtype)
+    if node.op == "get_attr" and value.numel():
+        literal = getattr(node.graph.owning_module, str(node.target)).reshape(-1)
+        first = literal[0]
+        # The two zeros are equal, and not the same.
+        same = literal == first
+        if value.dtype.is_floating_point:
+            same &= literal.signbit() == first.signbit()
+        return _of_dtype(first, value.dtype) if same.all() else None
     return None
+
+
+def _of_dtype(number: Any, dtype: torch.dtype) -> float:
+    if dtype.is_floating_point:
+        return float(number)
+    return int(bool(number)) if dtype == torch.bool else int(number)
 
 
 def _repeat_literals(graph: Graph) -> None:
@@ -82,14 +99,13 @@ def _repeat_literals(graph: Graph) -> None:
         copy = graph.get_attr(str(node.target))
         copy.meta = node.meta
         dtype = node.meta["val"].dtype
-        return widened(copy, dtype) if dtype in (torch.bool, torch.uint8) else copy
+        return widened(copy, dtype) if dtype in _WIDENED else copy
 
     def widened(copy: Node, dtype: torch.dtype) -> Node:
-        """IREE takes no constant of unsigned bytes, which truth values are to torch-mlir as well."""
         owner, narrow = graph.owning_module, str(copy.target)
         copy.target = f"{narrow}_wide"
-        setattr(owner, copy.target, getattr(owner, narrow).int())
-        copy.meta = {"val": copy.meta["val"].int()}
+        setattr(owner, copy.target, getattr(owner, narrow).to(_WIDENED[dtype]))
+        copy.meta = {"val": copy.meta["val"].to(_WIDENED[dtype])}
         return call(graph, torch.ops.prims.convert_element_type.default, copy, dtype)
 
     for node in [user for literal in literals for user in literal.users]:

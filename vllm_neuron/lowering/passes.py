@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import UnsupportedOpError
 from vllm_neuron.lowering.indices import call, guard_indices, writes_nothing
+from vllm_neuron.lowering.promotion import promote
 from vllm_neuron.lowering.strided import replace_strided
 
 _aten = torch.ops.aten
@@ -26,6 +27,7 @@ def prepare(gm: GraphModule) -> Graph:
     """
     graph = Graph(owning_module=gm)
     graph.output(graph.graph_copy(gm.graph, {}))
+    promote(graph)
     for node in list(graph.nodes):
         if node.op == "call_function":
             _refuse_random(node)
@@ -126,14 +128,20 @@ def _replace_sum_of_truths(graph: Graph, node: Node) -> None:
         _replace(graph, node, result)
 
 
-def _replace_unsigned_shift(graph: Graph, node: Node) -> None:
-    """torch-mlir's right shift repeats the highest bit, as if it were a sign."""
-    if node.meta["val"].dtype == torch.uint8:
-        with graph.inserting_before(node):
-            wide = [call(graph, _PRIMS_CONVERT, argument, torch.int32) for argument in node.args]
+def _replace_shift(graph: Graph, node: Node) -> None:
+    """torch-mlir ends the process on a shift that broadcasts, and shifts bytes right as if they had a sign."""
+    value, operands = node.meta["val"], [node.args[0], node.args[1]]
+    unsigned = value.dtype == torch.uint8 and node.target is _aten.bitwise_right_shift.Tensor
+    with graph.inserting_before(node):
+        for index, operand in enumerate(operands):
+            if isinstance(operand, Node) and operand.meta["val"].shape != value.shape:
+                operands[index] = call(graph, _aten.expand.default, operand, list(value.shape))
+        if unsigned:
+            wide = [call(graph, _PRIMS_CONVERT, operand, torch.int32) for operand in operands]
             shifted = call(graph, _aten.bitwise_right_shift.Tensor, *wide)
-            result = call(graph, _PRIMS_CONVERT, shifted, torch.uint8)
-        _replace(graph, node, result)
+            _replace(graph, node, call(graph, _PRIMS_CONVERT, shifted, torch.uint8))
+            return
+    node.args = tuple(operands)
 
 
 def _close_slice(graph: Graph, node: Node) -> None:
@@ -165,5 +173,6 @@ _REPLACEMENTS: dict[Any, Callable[[Graph, Node], None]] = {
     _aten.slice_scatter.default: _close_slice,
     _aten.eq.Tensor: _replace_equality,
     _aten.add.Tensor: _replace_sum_of_truths,
-    _aten.bitwise_right_shift.Tensor: _replace_unsigned_shift,
+    _aten.bitwise_left_shift.Tensor: _replace_shift,
+    _aten.bitwise_right_shift.Tensor: _replace_shift,
 }

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
+from vllm_neuron.lowering import pools
+
 _aten = torch.ops.aten
 
 Rule = Callable[..., Any]
@@ -41,16 +43,23 @@ def first_of(*rules: Rule | None) -> Rule:
 def reductions(table: dict[OpOverload, Rule]) -> dict[OpOverload, Rule]:
     """The decompositions of this file; ``table`` has those that apply where they do not."""
     a = _aten
-    wide = (
-        a.sum.dim_IntList, a.mean.default, a.mean.dim, a.prod.default, a.prod.dim_int, a.linalg_vector_norm.default,
-        a.avg_pool1d.default, a.avg_pool2d.default, a.avg_pool3d.default, a.scatter_add.default,
-    )  # fmt: skip
-    pools = {a.max_pool2d_with_indices.default: 2, a.max_pool3d_with_indices.default: 3}
+    wide = (a.mean.default, a.mean.dim, a.prod.default, a.prod.dim_int, a.linalg_vector_norm.default)
+    maxima = {a.max_pool2d_with_indices.default: 2, a.max_pool3d_with_indices.default: 3}
+    averages = {a.avg_pool1d.default: 1, a.avg_pool2d.default: 2, a.avg_pool3d.default: 3}
     return {
         **{op: _widened(op) for op in wide},
         **{op: _in_32_bits(op) for op in (a.amax.default, a.amin.default, a.max.default, a.min.default)},
         **{op: _of_truths(op) for op in (a.any.default, a.any.dim, a.any.dims, a.all.default, a.all.dim, a.all.dims)},
-        **{op: first_of(_in_32_bits(op), functools.partial(_pool, op, dims)) for op, dims in pools.items()},
+        **{op: first_of(_in_32_bits(op), functools.partial(pools.maxima, dims)) for op, dims in maxima.items()},
+        **{
+            op: first_of(_widened(op), functools.partial(pools.average, op, dims), table.get(op))
+            for op, dims in averages.items()
+        },
+        a.sum.default: first_of(_sum_to_truth, table.get(a.sum.default)),
+        a.sum.dim_IntList: first_of(_sum_to_truth, _widened(a.sum.dim_IntList)),
+        a.index_add.default: first_of(_added_truths(a.index_add.default), table.get(a.index_add.default)),
+        a.scatter_add.default: first_of(_added_truths(a.scatter_add.default), _widened(a.scatter_add.default)),
+        a.index_put.default: _put_truths,
         a.max.dim: first_of(_of_one(a.max.dim), _in_32_bits(a.max.dim), functools.partial(_extreme, torch.amax)),
         a.min.dim: first_of(_of_one(a.min.dim), _in_32_bits(a.min.dim), functools.partial(_extreme, torch.amin)),
         a.argmax.default: first_of(
@@ -105,6 +114,31 @@ def _of_truths(op: OpOverload) -> Rule:
     return of_truths
 
 
+def _sum_to_truth(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    """Whether any is true: torch-mlir adds single bits, so that two truths make a falsehood."""
+    if dtype != torch.bool:
+        return NotImplemented
+    truths = x != 0
+    return _aten.any.dims(truths, list(dim or range(x.dim())), keepdim) if x.dim() else truths.clone()
+
+
+def _added_truths(op: OpOverload) -> Rule:
+    """Truth values added at places, as ``int32``: single bits would cancel each other."""
+
+    def added_truths(x: Tensor, dim: int, index: Tensor, source: Tensor, **options: Any) -> Any:
+        if x.dtype != torch.bool:
+            return NotImplemented
+        return op(x.to(torch.int32), dim, index, source.to(torch.int32), **options) != 0
+
+    return added_truths
+
+
+def _put_truths(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Any:
+    if x.dtype != torch.bool or not accumulate:
+        return NotImplemented
+    return _aten.index_put.default(x.to(torch.int32), indices, values.to(torch.int32), True) != 0
+
+
 def _of_one(op: OpOverload) -> Rule:
     """Of a tensor without dimensions, as of one with a single element."""
 
@@ -146,47 +180,3 @@ def _variance(
         return NotImplemented
     results = op(x.to(torch.float32), dim, correction=correction, keepdim=keepdim)
     return tree_map(lambda one: one.to(x.dtype), results)
-
-
-def _pool(
-    op: OpOverload,
-    dims: int,
-    x: Tensor,
-    kernel_size: list[int],
-    stride: list[int] | None = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> Any:
-    """The input is made to end where its last window does: in the least value, or before what no window holds.
-
-    torch-mlir does not give a window that is not whole its place, and IREE fails on a volume of which something is left
-    over. How many windows there are is as in PyTorch's documentation of ``ceil_mode``: none begins beyond the input and
-    its padding on the left.
-    """
-    kernel, stride, padding, dilation = (
-        _each(value, dims) for value in (kernel_size, stride or kernel_size, padding, dilation)
-    )
-    sizes, more = x.shape[-dims:], []
-    for size, k, s, p, d in zip(sizes, kernel, stride, padding, dilation, strict=True):
-        span = size + 2 * p - d * (k - 1) - 1
-        windows = (-(-span // s) if ceil_mode else span // s) + 1
-        if ceil_mode and (windows - 1) * s >= size + p:
-            windows -= 1
-        more.append((windows - 1) * s - span)
-    if not ceil_mode and not any(more):
-        return NotImplemented
-    least = float("-inf") if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
-    around = [number for p, extra in zip(reversed(padding), reversed(more), strict=True) for number in (p, p + extra)]
-    values, places = op(_aten.constant_pad_nd.default(x, around, least), kernel, stride, [0] * dims, dilation)
-    place, step = torch.zeros_like(places), 1
-    for size, p, extra in reversed(list(zip(sizes, padding, more, strict=True))):
-        whole = size + 2 * p + extra
-        place = place + (places % whole - p) * step
-        places, step = places // whole, step * size
-    return values, place
-
-
-def _each(value: Any, dims: int) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * dims if len(values) == 1 else values

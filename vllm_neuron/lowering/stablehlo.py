@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from vllm_neuron.lowering import denormals
 from vllm_neuron.lowering.builders import (
     build,
     compare,
@@ -18,6 +19,7 @@ from vllm_neuron.lowering.builders import (
     splat,
     tensor_type,
 )
+from vllm_neuron.lowering.compilable import reverse_as_signed, split_contraction
 from vllm_neuron.lowering.periodic import reduce_angle
 
 _DTYPES = {
@@ -29,6 +31,11 @@ _DTYPES = {
     "i32": torch.int32,
     "i16": torch.int16,
     "i8": torch.int8,
+    "f8E4M3FN": torch.float8_e4m3fn,
+    "f8E4M3FNUZ": torch.float8_e4m3fnuz,
+    "f8E5M2": torch.float8_e5m2,
+    "f8E5M2FNUZ": torch.float8_e5m2fnuz,
+    "f8E8M0FNU": torch.float8_e8m0fnu,
 }
 
 
@@ -67,7 +74,7 @@ def recomputed(value: Any, number: int) -> Any:
     if element == "i1":
         exponential = build("stablehlo.exponential", [tensor_type(shape, "f32")], [convert(value, "f32")]).result
         return compare(exponential, splat(shape, "f32", 1.5 + distinct / 128), "GT")
-    integer = element if "i" in element else "i" + "".join(filter(str.isdigit, element))
+    integer = element if "i" in element else f"i{_DTYPES[element].itemsize * 8}"
     type_ = tensor_type(shape, integer)
     bits = value if integer == element else build("stablehlo.bitcast_convert", [type_], [value]).result
     part = build("stablehlo.and", [type_], [bits, splat(shape, integer, distinct)]).result
@@ -86,18 +93,23 @@ def _constant(operation: Any) -> None:
         replace(operation, constant(operation.attributes["value"]))
 
 
-def _fold(operation: Any) -> None:
-    """Convert or reshape a splat now: torch's double-precision scalars leave no trace in a model of another dtype."""
+def _fold(operation: Any) -> bool:
+    """Convert or reshape a splat now: torch's double-precision scalars leave no trace in a model of another dtype.
+
+    False where there is none.
+    """
     from torch_mlir import ir
 
     source, element = operation.operands[0], element_of(operation.result)
     old, new = _DTYPES.get(element_of(source)), _DTYPES.get(element)
     if old is None or new is None or getattr(source.owner, "name", "") != "stablehlo.constant":
-        return
+        return False
     value = source.owner.attributes["value"]
-    if isinstance(value, ir.DenseElementsAttr) and value.is_splat:
-        scalar = torch.tensor(value.get_splat_value().value, dtype=old).to(new).item()
-        replace(operation, splat(shape_of(operation.result), element, scalar))
+    if not isinstance(value, ir.DenseElementsAttr) or not value.is_splat:
+        return False
+    scalar = torch.tensor(value.get_splat_value().value, dtype=old).to(new).item()
+    replace(operation, splat(shape_of(operation.result), element, scalar))
+    return True
 
 
 def _convert(operation: Any) -> None:
@@ -106,6 +118,8 @@ def _convert(operation: Any) -> None:
     A bf16 is the upper half of the f32 that is nearest to it: bits are rounded to even, and cut off. As a conversion of
     its own it would be joined with the first.
     """
+    if _fold(operation):
+        return
     source, element = operation.operands[0], element_of(operation.result)
     if element == "bf16" and element_of(source).startswith(("i", "ui")):
         shape = shape_of(source)
@@ -121,8 +135,26 @@ def _convert(operation: Any) -> None:
         replace(operation, build("stablehlo.bitcast_convert", [operation.result.type], [upper]).result)
     elif element == "f16" and element_of(source).startswith(("i", "ui")):
         replace(operation, convert(convert(source, "f32"), element))
-    else:
-        _fold(operation)
+    elif element == "i1" and "f" in element_of(source):
+        denormals.keep_operand(operation)
+    elif element == "f8E4M3FN":
+        _saturate(operation)
+
+
+def _saturate(operation: Any) -> None:
+    """A number beyond the range of this type is the nearest that there is, as in torch, and reaches it by 32 bits."""
+    source, shape = operation.operands[0], shape_of(operation.result)
+    number = source if element_of(source) == "f32" else convert(source, "f32")
+    for limit, beyond in ((448.0, "GT"), (-448.0, "LT")):
+        bound = splat(shape, "f32", limit)
+        number = build("stablehlo.select", [number.type], [compare(number, bound, beyond), bound, number]).result
+    replace(operation, convert(number, "f8E4M3FN"))
+
+
+def _compare(operation: Any) -> None:
+    zeros = [index for index, operand in enumerate(operation.operands) if _repeated(operand) == 0]
+    if len(zeros) == 1 and "f" in element_of(operation.operands[0]):
+        denormals.keep_sides_of_zero(operation, zeros[0])
 
 
 def _narrow_indices(operation: Any) -> None:
@@ -187,16 +219,35 @@ def _accumulate_wide(operation: Any) -> None:
         replace(operation, convert(wide, element))
 
 
-_RULES: dict[str, Callable[[Any], None]] = {
+def _repeated(value: Any) -> float | None:
+    """The number that ``value`` repeats, where it is a constant that does."""
+    from torch_mlir import ir
+
+    while getattr(value.owner, "name", "") in ("stablehlo.broadcast_in_dim", "stablehlo.reshape"):
+        value = value.owner.operands[0]
+    if getattr(value.owner, "name", "") != "stablehlo.constant":
+        return None
+    attribute = value.owner.attributes["value"]
+    splatted = isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat
+    return float(attribute.get_splat_value().value) if splatted else None
+
+
+_RULES: dict[str, Callable[[Any], Any]] = {
     "arith.constant": _constant,
     "stablehlo.convert": _convert,
     "stablehlo.reshape": _fold,
     "stablehlo.gather": _narrow_indices,
     "stablehlo.scatter": _narrow_indices,
     "stablehlo.sort": _sort,
+    "stablehlo.ceil": denormals.keep_operand,
+    "stablehlo.floor": denormals.keep_operand,
+    "stablehlo.log": denormals.logarithm,
+    "stablehlo.compare": _compare,
     "stablehlo.sine": reduce_angle,
     "stablehlo.cosine": reduce_angle,
     "stablehlo.tan": reduce_angle,
+    "stablehlo.reduce": split_contraction,
+    "stablehlo.reverse": reverse_as_signed,
     "stablehlo.dot_general": _accumulate_wide,
     "stablehlo.convolution": _accumulate_wide,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ def check_model_folder(model: str) -> None:
 
     A name that could be a hub id passes: only the hub can tell.
     """
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # noqa: PTH111, pathlib's raises where there is no home
     if path.is_dir():
         if not any((path / name).is_file() for name in _CONFIGURATIONS):
             raise ConfigError(

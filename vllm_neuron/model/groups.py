@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from vllm.distributed import (
@@ -12,6 +14,12 @@ from vllm.distributed import (
 )
 
 from vllm_neuron import envs
+
+
+def init_groups_alone(vllm_config: Any) -> None:
+    """As :func:`init_groups`, for the only rank there is. Leaves no file behind, whoever is killed later."""
+    with tempfile.TemporaryDirectory(prefix="vllm_neuron_") as folder:
+        init_groups(vllm_config, 0, f"file://{Path(folder, 'group')}", 0)
 
 
 def init_groups(vllm_config: Any, rank: int, method: str, local_rank: int) -> None:

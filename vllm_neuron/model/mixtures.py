@@ -6,6 +6,7 @@ step, and much more than needed for a prefill.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from vllm.model_executor.layers.fused_moe.router import fused_topk_router
 from vllm.model_executor.layers.fused_moe.runner import moe_runner
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
-from vllm_neuron.errors import UnsupportedError
 from vllm_neuron.model.patches import open_mixture, route_by
 
 
@@ -50,15 +50,23 @@ class DenseMoEMethod(UnquantizedFusedMoEMethod):
 def open_mixtures(model: nn.Module) -> None:
     """Replace the opaque operators around a model's mixtures by what they stand for, so that capture sees it.
 
-    Raises ``UnsupportedError`` for a mixture with another activation or routing than is implemented.
+    What :func:`unsupported_in_mixtures` names has to be refused before.
     """
-    for layer in model.modules():
-        if isinstance(layer, moe_runner.MoERunner):
-            _check(layer)
-            open_mixture(layer)
+    for layer in _mixtures(model):
+        open_mixture(layer)
 
 
-def _check(layer: Any) -> None:
+def unsupported_in_mixtures(model: nn.Module) -> list[str]:
+    """What a model's mixtures of experts have, such as an activation or a routing, that is not implemented here."""
+    found = {feature: None for layer in _mixtures(model) for feature in _unsupported(layer)}
+    return [f"a mixture of experts with {feature}" for feature in found]
+
+
+def _mixtures(model: nn.Module) -> Iterator[Any]:
+    return (layer for layer in model.modules() if isinstance(layer, moe_runner.MoERunner))
+
+
+def _unsupported(layer: Any) -> list[str]:
     experts, router = layer.routed_experts, layer.router
     plain_routing = type(router) is fused_topk_router.FusedTopKRouter and router.scoring_func == "softmax"
     unsupported = {
@@ -67,9 +75,7 @@ def _check(layer: Any) -> None:
         "biases": experts.quant_method.moe.has_bias,
         "router weights on the input": experts.apply_router_weight_on_input,
     }
-    for feature, found in unsupported.items():
-        if found:
-            raise UnsupportedError(f"A mixture of experts with {feature} is not supported on the Neuron platform")
+    return [feature for feature, found in unsupported.items() if found]
 
 
 def _topk_softmax(

@@ -1,8 +1,8 @@
 """What this package changes of vLLM and torch in a process: each change, its reason, and when it can go.
 
 Whoever supports another release looks here first: everything that reaches into their modules to replace something is in
-this file. All of it was looked up in vLLM 0.32.0 and 0.33.0 with torch 2.13.0. What vLLM offers for extensions, such as
-``register_oot`` in ``mixtures``, is used where it belongs.
+this file, or for a server and its requests in ``serve/patches.py``. All of it was looked up in vLLM 0.32.0 and 0.33.0
+with torch 2.13.0. What vLLM offers for extensions, such as ``register_oot`` in ``mixtures``, is used where it belongs.
 """
 
 from __future__ import annotations
@@ -146,3 +146,17 @@ def open_mixture(layer: Any) -> None:
 
     shared = layer._shared_experts is not None
     layer._forward_entry = moe_runner._moe_forward_shared if shared else moe_runner._moe_forward
+
+
+def before_weights(loader: Any, check: Callable[[torch.nn.Module], None]) -> None:
+    """Have ``loader``, one of vLLM's, call ``check`` with the model that it has built, before it reads any weight.
+
+    Can go when vLLM builds a model and loads it in two calls.
+    """
+    load_weights = loader.load_weights
+
+    def check_and_load(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        check(model)
+        return load_weights(model, *args, **kwargs)
+
+    loader.load_weights = check_and_load

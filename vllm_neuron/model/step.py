@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,8 @@ from vllm_neuron.abi import InputName, TensorSpec, dtype_name
 from vllm_neuron.errors import UnsupportedError
 from vllm_neuron.model.attention import PagedStep, StepHolder
 from vllm_neuron.model.buckets import Bucket
-from vllm_neuron.model.mixtures import open_mixtures
+from vllm_neuron.model.constants import name_constants
+from vllm_neuron.model.mixtures import open_mixtures, unsupported_in_mixtures
 
 STEP_INPUTS = ("input_ids", "positions", "slot_mapping", "block_tables", "logits_indices")
 
@@ -38,29 +39,31 @@ class StepModel(nn.Module):
     """A vLLM model with everything that a step needs as arguments: no state, no forward context to prepare.
 
     ``layers`` are the attention layers by name, in the order of the caches. Run it inside :meth:`context`.
-    Raises ``UnsupportedError`` for a model with layers of another kind that keep state, or without attention layers.
+    Raises ``UnsupportedError`` as :func:`check_layers` does.
     """
 
     def __init__(self, model: nn.Module, vllm_config: Any) -> None:
         super().__init__()
         self.model = model
+        check_layers(model, vllm_config)
         open_mixtures(model)
+        name_constants(model)
         found: dict[str, Any] = vllm_config.compilation_config.static_forward_context
-        self.layers = {name: layer for name, layer in found.items() if _is_plain_attention(layer)}
-        if not self.layers:
-            raise UnsupportedError(
-                f"The model {vllm_config.model_config.model} has no attention layers, and can't be served"
-            )
+        self.layers = {name: layer for name, layer in found.items() if type(layer) is Attention}
         self.block_size: int = vllm_config.cache_config.block_size
         self.holder = StepHolder()
         self._compute_logits: Any = model.compute_logits
         self._forward_context = ForwardContext(found, cast(Any, self.holder), slot_mapping={})
         self.eval()
 
-    def context(self) -> AbstractContextManager[None]:
-        """vLLM's forward context for this model; capture and eager runs happen inside it."""
-        held: AbstractContextManager[None] = override_forward_context(self._forward_context)
-        return held
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """vLLM's forward context for this model; capture and eager runs happen inside it.
+
+        Functions that the model's code gives to ``torch.compile`` run as they are written.
+        """
+        with torch.compiler.set_stance("force_eager"), override_forward_context(self._forward_context):
+            yield
 
     def forward(
         self,
@@ -75,7 +78,8 @@ class StepModel(nn.Module):
         """Logits [seqs, vocabulary] of the rows ``logits_indices``; the caches are written in place."""
         caches = {name: (k_caches[i], v_caches[i]) for i, name in enumerate(self.layers)}
         self.holder.step = PagedStep(slot_mapping, positions, block_tables, caches, self.block_size)
-        hidden = self.model(input_ids, positions)
+        # As vLLM's own runners call it: some models have no defaults for what is None.
+        hidden = self.model(input_ids=input_ids, positions=positions, intermediate_tensors=None, inputs_embeds=None)
         self.holder.step = None
         logits: torch.Tensor = self._compute_logits(hidden.index_select(0, logits_indices))
         return logits
@@ -104,8 +108,23 @@ def model_inputs(
     return inputs
 
 
-def _is_plain_attention(layer: Any) -> bool:
-    """Raises ``UnsupportedError`` for a layer that keeps state of another kind, or attends by other rules."""
-    if isinstance(layer, AttentionLayerBase) and type(layer) is not Attention:
-        raise UnsupportedError(f"A model with layers of type {type(layer).__name__} is not supported")
-    return type(layer) is Attention
+def check_layers(model: nn.Module, vllm_config: Any) -> None:
+    """Raises ``UnsupportedError`` that names all that a step of this model needs and can't have. Reads no weight.
+
+    That are layers of another kind that keep state, or attend by other rules, and mixtures of other kinds.
+    """
+    layers: dict[str, Any] = vllm_config.compilation_config.static_forward_context
+    others = {
+        type(layer).__name__: None
+        for layer in layers.values()
+        if isinstance(layer, AttentionLayerBase) and type(layer) is not Attention
+    }
+    unsupported = [*(f"layers of type {name}" for name in others), *unsupported_in_mixtures(model)]
+    name = vllm_config.model_config.model
+    if unsupported:
+        raise UnsupportedError(
+            f"The model {name} can't be served on the Neuron platform: {', '.join(unsupported)}, not supported. "
+            "Serve another model"
+        )
+    if not any(type(layer) is Attention for layer in layers.values()):
+        raise UnsupportedError(f"The model {name} has no attention layers, and can't be served")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
+
+from vllm import envs as vllm_envs
 
 from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError
@@ -14,6 +17,9 @@ from vllm_neuron.routes import check_available, current_route
 from vllm_neuron.targets import compile_target
 
 logger = logging.getLogger("vllm.neuron.checks")
+
+# A socket's path has 107 bytes, and vLLM names each by a UUID.
+_LONGEST_SOCKET_FOLDER = 107 - len("/") - 36
 
 Test = Callable[[Any], Any]
 
@@ -58,7 +64,7 @@ IGNORED: tuple[tuple[str, Test], ...] = (
 
 
 def check(vllm_config: Any) -> None:
-    """Raises ``ConfigError`` for the first thing that can't be served. A configuration without a model passes."""
+    """Raises ``ConfigError`` for all that can't be served of a model. A configuration without a model passes."""
     target = compile_target()
     if vllm_config.model_config is None:
         return
@@ -70,9 +76,11 @@ def check(vllm_config: Any) -> None:
     if compiler_arguments(vllm_config.additional_config) and target.compiler != "neuronx-cc":
         raise ConfigError(f"compiler_args are for neuronx-cc, and {target.name} is compiled by {target.compiler}: "
                           "drop them from neuron_config")  # fmt: skip
-    for feature, asked, advice in REFUSED:
-        if asked(vllm_config):
-            raise refusal(feature, advice)
+    refused = [_refusal(feature, advice) for feature, asked, advice in REFUSED if asked(vllm_config)]
+    if refused:
+        raise ConfigError(". ".join(refused))
+    if not envs.CPU_COMPILE.get():
+        check_socket_folder()
     if not envs.CPU_MODE.get():
         check_available(current_route())
     buckets_for(vllm_config)
@@ -80,12 +88,23 @@ def check(vllm_config: Any) -> None:
 
 def refuse_quantization(method: str) -> None:
     """Raises ``ConfigError``. vLLM asks early, before it reads the method's own settings and complains of those."""
-    raise refusal(f"A quantized checkpoint ({method})", "Serve the checkpoint in bfloat16, float16 or float32")
+    advice = "Serve the checkpoint in bfloat16, float16 or float32"
+    raise ConfigError(_refusal(f"A quantized checkpoint ({method})", advice))
 
 
-def refusal(feature: str, advice: str) -> ConfigError:
-    """The error for something that vLLM can do and this platform can't."""
-    return ConfigError(f"{feature} is not supported on the Neuron platform. {advice}")
+def check_socket_folder() -> None:
+    """Raises ``ConfigError`` where vLLM's engine, in a process of its own, could make no socket for a long path."""
+    folder = vllm_envs.VLLM_RPC_BASE_PATH
+    if vllm_envs.VLLM_ENABLE_V1_MULTIPROCESSING and len(os.fsencode(folder)) > _LONGEST_SOCKET_FOLDER:
+        variable = "VLLM_RPC_BASE_PATH" if os.environ.get("VLLM_RPC_BASE_PATH") else "TMPDIR"
+        raise ConfigError(
+            f"{variable}={folder} is too long for sockets in it: set it to a folder of at most "
+            f"{_LONGEST_SOCKET_FOLDER} bytes"
+        )
+
+
+def _refusal(feature: str, advice: str) -> str:
+    return f"{feature} is not supported on the Neuron platform. {advice}"
 
 
 def warn_about_ignored(vllm_config: Any) -> None:

@@ -13,12 +13,15 @@ from vllm_neuron.errors import ConfigError, NeuronError
 from vllm_neuron.model.buckets import neuron_config
 from vllm_neuron.model.checkpoint import check_model_folder
 from vllm_neuron.model.patches import after_parsing
+from vllm_neuron.serve.mistakes import tell_in_one_line
 
 _parsed = False
 
 
 def prepare(parser: Any) -> None:
-    """Have arguments checked as soon as vLLM's parser has read them."""
+    """Have arguments checked as soon as vLLM's parser has read them, and mistakes told in one line where it serves."""
+    if _serves(parser):
+        tell_in_one_line()
 
     def check(namespace: Any) -> None:
         global _parsed

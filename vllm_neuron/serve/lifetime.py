@@ -1,4 +1,4 @@
-"""How a server and its engine end: when told to while they start, with one clear error, and never one alone."""
+"""How a server and its engine end: when told to while they start, and never one alone."""
 
 from __future__ import annotations
 
@@ -9,37 +9,43 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from vllm_neuron.errors import NeuronError
+from vllm_neuron.serve import patches
 
 logger = logging.getLogger("vllm.neuron.lifetime")
 
 GRACE_SECONDS = 5.0
-_ENGINE_FAILED = "Engine core initialization failed"  # What vLLM's server raises when its engine has ended.
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def mind_the_start() -> None:
-    """Make vLLM's server end at SIGTERM and SIGINT while it starts, and without a traceback when its engine fails.
+def mind_the_server() -> None:
+    """Make vLLM's server end at SIGTERM and SIGINT while it starts, and with status 1 when its engine dies later.
 
     vLLM turns the signals into a ``KeyboardInterrupt``, which the part of it that waits for the engine drops, so that
-    they are lost. Nothing drops ``SystemExit``. Once the server is up, vLLM sets handlers that replace these. In any
-    other program, such as one that makes an ``LLM``, signals and errors are left alone.
+    they are lost. Nothing drops ``SystemExit``. Once the server is up, vLLM sets handlers that replace these. The
+    parent of several API servers has handlers of its own, for good, and they raise ``SystemExit``. In any other
+    program, such as one that makes an ``LLM``, signals and errors are left alone.
     """
-    present = getattr(signal.getsignal(signal.SIGTERM), "__module__", None) or ""
-    if present.startswith("vllm.entrypoints.") and threading.current_thread() is threading.main_thread():
+    if multiprocessing.current_process().name.startswith("ApiServer_"):
+        patches.drain_before_shutdown()
+        free_at_exit()
+        return
+    present = signal.getsignal(signal.SIGTERM)
+    module = getattr(present, "__module__", None) or ""
+    if not module.startswith("vllm.entrypoints.") or threading.current_thread() is not threading.main_thread():
+        return
+    if getattr(present, "__qualname__", "").startswith("run_server."):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
-        sys.excepthook = _point_to_the_reason
-        free_at_exit()
+        patches.fail_with_the_engine(module)
+    free_at_exit()
 
 
 def free_at_exit() -> None:
@@ -73,13 +79,6 @@ def end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_wait_for_end, args=(parent,), name="neuron-parent", daemon=True).start()
-
-
-def _point_to_the_reason(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if _ENGINE_FAILED not in str(error) or logger.isEnabledFor(logging.DEBUG):
-        sys.__excepthook__(kind, error, trace)
-        return
-    print("vllm-neuron: error: the engine did not start; its own error is above", file=sys.stderr)
 
 
 def _stop(number: int, frame: object) -> NoReturn:

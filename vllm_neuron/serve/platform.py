@@ -14,7 +14,9 @@ from vllm_neuron import envs, logs, metrics
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.execute.start_report import note_process_start
 from vllm_neuron.model import patches
+from vllm_neuron.model.stand_ins import stand_in_for_torchvision
 from vllm_neuron.serve import checks, command_line, lifetime
+from vllm_neuron.serve.inspection import shorten_inspection_errors
 from vllm_neuron.targets import compile_target
 
 WORKER = "vllm_neuron.serve.worker.NeuronWorker"
@@ -25,6 +27,8 @@ patches.set_vllm_variables()
 metrics.share()
 note_process_start()
 logs.set_level()
+stand_in_for_torchvision()
+shorten_inspection_errors()
 
 
 class NeuronPlatform(Platform):
@@ -149,10 +153,21 @@ class NeuronPlatform(Platform):
             parallel.worker_cls = COMPILE_ONLY_WORKER if envs.CPU_COMPILE.get() else WORKER
         parallel.disable_custom_all_reduce = True
         scheduler.async_scheduling = False
-        lifetime.mind_the_start()
+        if not envs.CPU_COMPILE.get():
+            _prepare_serving()
+        lifetime.mind_the_server()
 
 
 _COMPILE_ONLY = (
     f"{envs.CPU_COMPILE.name}=1 only compiles: every graph is in the cache, and nothing can be generated in this mode. "
     "Unset the variable to serve from the cache"
 )
+
+
+def _prepare_serving() -> None:
+    # Imports most of vLLM's engine, which a process that makes no requests can do without.
+    from vllm_neuron.serve.patches import show_the_process
+    from vllm_neuron.serve.token_ids import check_requests
+
+    check_requests()
+    show_the_process()

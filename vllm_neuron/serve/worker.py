@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from vllm.config import set_current_vllm_config
-from vllm.model_executor.model_loader import get_model
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
@@ -19,17 +20,19 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from vllm_neuron import envs, metrics
-from vllm_neuron.errors import UnsupportedError
+from vllm_neuron.errors import EngineFailedError, UnsupportedError
 from vllm_neuron.execute.eager import EagerExecutor
 from vllm_neuron.execute.executor import GraphExecutor, allocate
 from vllm_neuron.execute.start_report import StartClock, log_start
 from vllm_neuron.host.cpu import usable_cores
 from vllm_neuron.model.buckets import buckets_for
-from vllm_neuron.model.groups import init_groups
+from vllm_neuron.model.groups import init_groups_alone
 from vllm_neuron.model.kv import check_host_memory, kv_bytes_per_block, planned_blocks
+from vllm_neuron.model.loading import load_model
 from vllm_neuron.model.patches import without_accelerator
 from vllm_neuron.model.step import StepModel, model_inputs
 from vllm_neuron.serve.lifetime import end_with_parent, ends_engine, free_at_exit
+from vllm_neuron.serve.patches import refuse_sleep
 from vllm_neuron.serve.runner import NeuronRunner
 
 if TYPE_CHECKING:
@@ -43,12 +46,14 @@ class NeuronWorker(WorkerBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        refuse_sleep()
         self._started = time.monotonic()
         self._clock = StartClock()
         self._step_model: StepModel | None = None
         self._runner: NeuronRunner | None = None
         self._executor: GraphExecutor | None = None
         self._graphs: GraphSet | None = None
+        self._failure: str | None = None
 
     @ends_engine
     def init_device(self) -> None:
@@ -66,7 +71,7 @@ class NeuronWorker(WorkerBase):
             with self._clock.phase("recall"):
                 self._graphs = GraphSet(self.vllm_config, Policy.serving())
         end_with_parent()
-        init_groups(self.vllm_config, self.rank, self.distributed_init_method, self.local_rank)
+        init_groups_alone(self.vllm_config)
         set_random_seed(self.model_config.seed)
 
     @ends_engine
@@ -79,7 +84,7 @@ class NeuronWorker(WorkerBase):
         gc.freeze()
         free_at_exit()
         with self._clock.phase("weights"), set_current_vllm_config(self.vllm_config):
-            model = get_model(vllm_config=self.vllm_config)
+            model = load_model(self.vllm_config)
         self._step_model = StepModel(model, self.vllm_config)
         seconds = time.monotonic() - started
         metrics.set_model_load_time(seconds)
@@ -133,12 +138,14 @@ class NeuronWorker(WorkerBase):
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Run a step. None means that ``sample_tokens`` follows."""
         assert self._runner is not None, "caches before requests"
-        return self._runner.execute(scheduler_output)
+        with self._step():
+            return self._runner.execute(scheduler_output)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
         """The output of the step that was run last."""
         assert self._runner is not None, "caches before requests"
-        return self._runner.sample(grammar_output)
+        with self._step():
+            return self._runner.sample(grammar_output)
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """Generation only."""
@@ -176,12 +183,30 @@ class NeuronWorker(WorkerBase):
         """Let go of everything; the process may live on."""
         self._runner = self._executor = self._step_model = None
 
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[None]:
+        """Raises :class:`EngineFailedError` in every step after one that failed.
+
+        The scheduler takes what it scheduled for done. It would wait for that step's tokens without end where the
+        engine lives in the caller's process, and serve others from blocks that were never written.
+        """
+        if self._failure is not None:
+            raise EngineFailedError(
+                f"an earlier step of this engine failed ({self._failure}), and it can't go on: make a new LLM"
+            )
+        try:
+            yield
+        except Exception as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            raise
+
     def _make_executor(self, k_caches: list[torch.Tensor], v_caches: list[torch.Tensor]) -> GraphExecutor:
         if self._graphs is None:
             return EagerExecutor(self._loaded(), k_caches, v_caches)
         from vllm_neuron.execute.compiled import CompiledExecutor
 
-        return CompiledExecutor(self._graphs, model_inputs(self._loaded(), k_caches, v_caches), self._clock)
+        model = self._loaded()
+        return CompiledExecutor(self._graphs, model, model_inputs(model, k_caches, v_caches), self._clock)
 
     def _log_start(self) -> None:
         graphs = {} if self._graphs is None else self._graphs.facts()

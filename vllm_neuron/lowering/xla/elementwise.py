@@ -63,15 +63,9 @@ def _reverse_subtract(x: Array, y: Array, alpha: Any = 1) -> Array:
 
 def _divide(call: Call, x: Any, y: Any, *, rounding_mode: str | None = None) -> Array:
     dtype = call.compute_dtype
-    if rounding_mode is not None and dtype.is_floating_point:
-        # In 64 bits, so that the quotient is not rounded up to the next integer first.
-        dtype = torch.float64
     x, y = jnp.broadcast_arrays(array(x, dtype), array(y, dtype))
-    if rounding_mode is None:
-        return jnp.true_divide(x, y)
-    if dtype.is_floating_point:
-        return (jnp.floor if rounding_mode == "floor" else jnp.trunc)(x / y)
-    return jnp.floor_divide(x, y) if rounding_mode == "floor" else lax.div(x, y)
+    # Of the quotients that are rounded, capture leaves those of integers towards zero.
+    return jnp.true_divide(x, y) if rounding_mode is None else lax.div(x, y)
 
 
 def _power(call: Call, x: Array, y: float) -> Array:

@@ -75,29 +75,6 @@ def _windows(x: Array, size: Sequence[int], stride: Any, padding: Any, ceil: boo
     }
 
 
-def _max_pool(
-    call: Call,
-    x: Array,
-    size: Sequence[int],
-    stride: Any = None,
-    padding: Any = None,
-    dilation: Any = (1,),
-    ceil: bool = False,
-) -> Array:
-    if any(value != 1 for value in dilation):
-        raise call.unsupported("dilation")
-    windows = _windows(x, size, stride, padding, ceil, call)
-    least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min  # type: ignore[no-untyped-call]
-    result: Array = lax.reduce_window(x, jnp.asarray(least, x.dtype), lax.max, **windows)
-    return result
-
-
-def _max_pool_with_indices(call: Call, *arguments: Any) -> tuple[Array]:
-    if any(user.args[1] != 0 and user.users for user in call.node.users):
-        raise call.unsupported("the places of the maxima")
-    return (_max_pool(call, *arguments),)
-
-
 def _average_pool(
     call: Call,
     x: Array,
@@ -128,8 +105,6 @@ TABLE: dict[OpOverload, Operator] = {
     _aten.addmm.default: _add_product,
     _aten.baddbmm.default: _add_product,
     _aten.convolution.default: _convolution,
-    _aten.max_pool2d.default: _max_pool,
-    _aten.max_pool2d_with_indices.default: _max_pool_with_indices,
     _aten.avg_pool1d.default: _average_pool,
     _aten.avg_pool2d.default: _average_pool,
 }

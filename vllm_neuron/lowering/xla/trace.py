@@ -11,11 +11,12 @@ import jax.extend.core
 import torch
 from jax import lax
 from torch._ops import OpOverload
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vllm_neuron.lowering.canonical import CanonicalGraph
+from vllm_neuron.lowering.promotion import promote
 from vllm_neuron.lowering.xla import elementwise, indexing, products, reductions, shapes
 from vllm_neuron.lowering.xla.call import Array, Call, Operator, jax_dtype, literal
 from vllm_neuron.lowering.xla.proto import without_module_id
@@ -59,7 +60,10 @@ def _stablehlo(graph: CanonicalGraph) -> str:
 def _run(graph: CanonicalGraph, inputs: Sequence[Array]) -> tuple[Array, ...]:
     values: dict[Node, Any] = {}
     pending = iter(inputs)
-    for node in graph.graph_module.graph.nodes:
+    explicit = Graph(owning_module=graph.graph_module)
+    explicit.output(explicit.graph_copy(graph.graph_module.graph, {}))
+    promote(explicit)
+    for node in explicit.nodes:
         if node.op == "placeholder":
             values[node] = next(pending)
         elif node.op == "get_attr":
