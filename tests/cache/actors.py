@@ -132,7 +132,7 @@ def build(root: str) -> None:
 
 def use(root: str, key: str) -> None:
     """Use an entry until killed, as a server does."""
-    Pin(LocalTier(Path(root))).settle([key])
+    Pin(LocalTier(Path(root))).restrict([key])
     say("in use")
     time.sleep(600)
 

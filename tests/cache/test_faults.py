@@ -309,7 +309,7 @@ def test_file_system_without_modes(bench: Bench, build_shim: Callable[[str], Pat
         "import sys; from pathlib import Path; from entries import KEY, fill, manifest;"
         "from vllm_neuron.cache.local.pins import Pin; from vllm_neuron.cache.local.tier import LocalTier;"
         "from vllm_neuron.cache.remote.urls import open_remote; from vllm_neuron.cache.tiers import TieredCache;"
-        "local, remote = LocalTier(Path(sys.argv[1])), open_remote(sys.argv[2]); Pin(local).settle([KEY]);"
+        "local, remote = LocalTier(Path(sys.argv[1])), open_remote(sys.argv[2]); Pin(local).restrict([KEY]);"
         "cache = TieredCache(local, [remote])\n"
         "with cache.lock(KEY): cache.publish_remote(local.build(KEY, fill))\n"
         "remote.write_manifest(manifest().key, manifest().to_bytes())"

@@ -79,7 +79,7 @@ def test_nothing_goes_while_a_process_starts(local: LocalTier) -> None:
     with pytest.raises(CacheError, match="a process is just starting"):
         collect(local, Policy(keep=()))
     assert [one.kept for one in collect(local, Policy(keep=()), dry_run=True)] == ["in use", "in use"]
-    claim.settle([OTHER.digest])
+    claim.restrict([OTHER.digest])
     assert pinned(local) == {OTHER.digest}
     claim.close()
     assert pinned(local) == set()

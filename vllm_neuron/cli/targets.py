@@ -84,15 +84,19 @@ def _table(targets: list[Target], aliases: dict[str, Target]) -> Table:
 
 
 def _features(targets: list[Target]) -> dict[str, str]:
-    """The processor features that each CPU target needs, told by what it adds to an earlier one."""
-    told: dict[str, set[str]] = {}
+    """The processor features that each CPU target needs, as what it adds to an earlier one."""
+    described: dict[str, set[str]] = {}
     lines = {}
     for target in (target for target in targets if target.kind == "cpu" and "+" not in target.name):
         needed = set(target.required_features)
-        base = max((name for name in told if told[name] <= needed), key=lambda name: len(told[name]), default=None)
-        added = ", ".join(sorted(needed - told[base] if base else needed))
+        base = max(
+            (name for name in described if described[name] <= needed),
+            key=lambda name: len(described[name]),
+            default=None,
+        )
+        added = ", ".join(sorted(needed - described[base] if base else needed))
         lines[target.name] = f"as {base}, and {added}" if base else added
-        told[target.name] = needed
+        described[target.name] = needed
     return lines
 
 

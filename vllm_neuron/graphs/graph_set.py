@@ -77,7 +77,7 @@ class GraphSet:
         self._raise_errors()
         self._log_ready()
         graphs = [self._graph(bucket) for bucket in self._prepared.buckets.values()]
-        self._prepared.pins.settle(graph.entry.key for graph in graphs)
+        self._prepared.pins.restrict(graph.entry.key for graph in graphs)
         return graphs
 
     def facts(self) -> dict[str, Any]:

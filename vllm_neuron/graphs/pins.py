@@ -10,7 +10,7 @@ from vllm_neuron.cache.local.tier import LocalTier
 
 
 class Hold(enum.Enum):
-    """Which entries are held until :meth:`Pins.settle`."""
+    """Which entries are held until :meth:`Pins.restrict`."""
 
     NOTHING = enum.auto()
     """Nothing is written into the tier for it."""
@@ -28,18 +28,18 @@ class Pins:
         self._hold = hold
         self._keys: set[str] = set()
         if self._pin is not None and hold is Hold.NOTED:
-            self._pin.settle(self._keys)
+            self._pin.restrict(self._keys)
 
     def note(self, key: str) -> None:
         """This process is going to look for ``key``."""
         if self._pin is not None and self._hold is Hold.NOTED:
             self._keys.add(key)
-            self._pin.settle(self._keys)
+            self._pin.restrict(self._keys)
 
-    def settle(self, keys: Iterable[str]) -> None:
+    def restrict(self, keys: Iterable[str]) -> None:
         """This process uses ``keys`` from here on, and no others."""
         if self._pin is not None:
-            self._pin.settle(keys)
+            self._pin.restrict(keys)
 
     def close(self) -> None:
         """This process uses nothing any more."""

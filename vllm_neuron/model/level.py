@@ -1,9 +1,9 @@
-"""The optimization level of a configuration: what the user chose or the route's default, settled as it is made.
+"""The optimization level of a configuration: what the user chose or the route's default, resolved as it is made.
 
 vLLM notes nowhere whether a level was chosen: its default is a level too, and a finished configuration holds a member
 of ``OptimizationLevel`` whichever it was. The last place that can tell is the constructor of ``VllmConfig``, which is
 given that member itself for the default, and what the user gave otherwise: a number in ``LLM(...)``, text on a command
-line. So the level is settled there, before it is validated; see ``patches.configuration``. From then on it is a plain
+line. So the level is resolved there, before it is validated; see ``patches.configuration``. From then on it is a plain
 value of the configuration, which goes to vLLM's other processes with it.
 
 Looked up in vLLM 0.32 and 0.33. This can go when a configuration says what of it was given.
@@ -33,7 +33,7 @@ def chosen_level(given: Any) -> int | None:
         return None  # vLLM refuses it.
 
 
-def settle_level(arguments: dict[str, Any]) -> None:
+def resolve_level(arguments: dict[str, Any]) -> None:
     """Put the level that the route runs at into the ``arguments`` of a new ``VllmConfig``, and log which it is.
 
     vLLM makes a configuration anew to change a part of a finished one, which has an identity: its level stays.

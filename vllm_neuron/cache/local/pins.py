@@ -25,7 +25,7 @@ _LOCK, _KEYS = ".lock", ".keys"
 
 
 class Pin:
-    """Says that this process uses entries of a local tier: any, until ``settle`` has said which.
+    """Says that this process uses entries of a local tier: any, until ``restrict`` has said which.
 
     What dead processes have left in the tier is removed on this occasion: a hit does not look for it. Where nothing
     can be written nothing is said.
@@ -45,7 +45,7 @@ class Pin:
         except OSError as error:
             logger.debug("What this process uses can't be listed in %s: %s", folder, error)
 
-    def settle(self, keys: Iterable[str]) -> None:
+    def restrict(self, keys: Iterable[str]) -> None:
         """This process uses ``keys``, and no others."""
         if self._lock is None:
             return

@@ -105,7 +105,7 @@ class RemoteTier:
         """
         moved = Progress()
 
-        def may_stay(head: Head) -> bool:
+        def is_acceptable(head: Head) -> bool:
             metadata = head.found.metadata
             if metadata is None or not trust.suffices(entry.key, head.data, self._signature(head)):
                 return False
@@ -115,7 +115,7 @@ class RemoteTier:
                 return False
             return True
 
-        return self._call(f"publishing {entry.key}", lambda: self._store.publish(entry, may_stay, moved), moved)
+        return self._call(f"publishing {entry.key}", lambda: self._store.publish(entry, is_acceptable, moved), moved)
 
     def keys(self) -> list[str]:
         """Keys of the entries that claim to be complete, sorted."""

@@ -37,7 +37,7 @@ class Head:
     version: str = ""
 
 
-MayStay: TypeAlias = Callable[[Head], bool]
+IsAcceptable: TypeAlias = Callable[[Head], bool]
 """Whether an entry is whole, and one that would be accepted here, and so need not be replaced."""
 
 
@@ -93,7 +93,7 @@ class Store(Reader, Protocol):
     def put(self, path: str, data: bytes) -> None:
         """Store a file in place of any that is there, all of it or nothing."""
 
-    def publish(self, entry: Entry, may_stay: MayStay, progress: Progress) -> bool:
+    def publish(self, entry: Entry, is_acceptable: IsAcceptable, progress: Progress) -> bool:
         """Store a verified entry, signed, where none is that may stay; in one step. Whether ours landed."""
 
     def stored(self, progress: Progress) -> dict[str, Stored]:

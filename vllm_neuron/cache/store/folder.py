@@ -27,7 +27,7 @@ from vllm_neuron.cache.metadata import (
     SIGNATURE_FILE,
 )
 from vllm_neuron.cache.store import publish
-from vllm_neuron.cache.store.base import Head, MayStay, Stored
+from vllm_neuron.cache.store.base import Head, IsAcceptable, Stored
 from vllm_neuron.cache.transfer import copy_entry
 from vllm_neuron.errors import ConfigError
 
@@ -77,12 +77,12 @@ class FolderStore:
         """See ``Store``. Written aside and renamed."""
         folders.put_file(self.root / path, data)
 
-    def publish(self, entry: Entry, may_stay: MayStay, progress: Progress) -> bool:
+    def publish(self, entry: Entry, is_acceptable: IsAcceptable, progress: Progress) -> bool:
         """See ``Store``. Written aside, verified where it has landed, and renamed."""
 
         def stays(path: Path) -> bool:
             head = self._head(path, entry.key)
-            return head is not None and may_stay(head)
+            return head is not None and is_acceptable(head)
 
         target, staging = self.root / entry.key, self._staging()
         if stays(target):

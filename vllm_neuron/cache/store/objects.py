@@ -28,7 +28,7 @@ from vllm_neuron.cache.entry import Entry, EntryState, Examined
 from vllm_neuron.cache.failpoint import Failpoint
 from vllm_neuron.cache.key import is_key
 from vllm_neuron.cache.metadata import MAX_METADATA_BYTES, METADATA_FILE, ForeignFormat, parse_metadata
-from vllm_neuron.cache.store.base import STREAMS, Head, MayStay, Stored
+from vllm_neuron.cache.store.base import STREAMS, Head, IsAcceptable, Stored
 from vllm_neuron.cache.store.object_client import ConflictError, ObjectClient
 from vllm_neuron.cache.store.retry import retried
 from vllm_neuron.errors import CacheError
@@ -110,10 +110,10 @@ class ObjectStore:
         """See ``Store``."""
         self._client.put(path, data)
 
-    def publish(self, entry: Entry, may_stay: MayStay, progress: Progress) -> bool:
+    def publish(self, entry: Entry, is_acceptable: IsAcceptable, progress: Progress) -> bool:
         """See ``Store``."""
         seen = self.head(entry.key)
-        if seen is not None and may_stay(seen):
+        if seen is not None and is_acceptable(seen):
             return False
         upload = secrets.token_hex(8)
         failpoint.reached(Failpoint.UPLOADING)
@@ -121,7 +121,7 @@ class ObjectStore:
         try:
             data, signature = self._upload(entry, upload, progress)
             failpoint.reached(Failpoint.UPLOADED)
-            landed = self._mark(entry.key, upload, data, signature, may_stay)
+            landed = self._mark(entry.key, upload, data, signature, is_acceptable)
             failpoint.reached(Failpoint.MARKED)
         finally:
             if not landed:
@@ -177,7 +177,7 @@ class ObjectStore:
                 failpoint.reached(Failpoint.UPLOADED_FILE)
         return data, signature
 
-    def _mark(self, key: str, upload: str, data: bytes, signature: bytes | None, may_stay: MayStay) -> bool:
+    def _mark(self, key: str, upload: str, data: bytes, signature: bytes | None, is_acceptable: IsAcceptable) -> bool:
         text = json.dumps(
             {"upload": upload, "metadata": data.decode(), "signature": signature.decode() if signature else None}
         ).encode()
@@ -185,7 +185,7 @@ class ObjectStore:
         for _ in range(_ATTEMPTS):
             if seen is not None and seen.place == f"{key}/{upload}":
                 return True  # Put, though the answer was lost on its way.
-            if seen is not None and may_stay(seen):
+            if seen is not None and is_acceptable(seen):
                 return False
             try:
                 if seen is None:

@@ -23,7 +23,7 @@ def place(
     target: Path,
     key: str,
     set_aside: Callable[[Examined], object],
-    may_stay: Callable[[Path], bool] = lambda path: True,
+    is_acceptable: Callable[[Path], bool] = lambda path: True,
     *,
     sync: bool = True,
 ) -> bool:
@@ -48,7 +48,7 @@ def place(
             return True
         failpoint.reached(Failpoint.TAKEN)
         found = examine(target, key)
-        if found.state is EntryState.COMPLETE and may_stay(target):
+        if found.state is EntryState.COMPLETE and is_acceptable(target):
             return False
         if found.state is not EntryState.ABSENT:
             set_aside(found)

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from vllm_neuron.cache.disk.progress import Progress
 from vllm_neuron.cache.entry import Entry
-from vllm_neuron.cache.store.base import Head, MayStay, Reader, Stored
+from vllm_neuron.cache.store.base import Head, IsAcceptable, Reader, Stored
 from vllm_neuron.errors import CacheError
 
 
@@ -45,7 +45,7 @@ class ReadOnly:
         """Raises ``CacheError``."""
         self._refuse()
 
-    def publish(self, entry: Entry, may_stay: MayStay, progress: Progress) -> bool:
+    def publish(self, entry: Entry, is_acceptable: IsAcceptable, progress: Progress) -> bool:
         """Raises ``CacheError``."""
         self._refuse()
 

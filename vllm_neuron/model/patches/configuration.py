@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_neuron.errors import ConfigError
-from vllm_neuron.model.level import settle_level
+from vllm_neuron.model.level import resolve_level
 
 
 def set_vllm_variables() -> None:
@@ -38,7 +38,7 @@ def extend_configurations() -> None:
 def _with_level(make: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(make)
     def make_with_level(*args: Any, **kwargs: Any) -> None:
-        settle_level(kwargs)
+        resolve_level(kwargs)
         make(*args, **kwargs)
 
     return make_with_level
