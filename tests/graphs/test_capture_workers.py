@@ -80,11 +80,11 @@ def test_a_worker_that_is_killed_is_an_error(capturing: subprocess.Popen[str]) -
     assert "VLLM_NEURON_PARALLEL_TRACE_WORKERS=1" in errors
 
 
-def test_workers_that_are_interrupted_were_not_killed_for_memory(tracer: subprocess.Popen[str]) -> None:
-    for worker in psutil.Process(tracer.pid).children():
+def test_workers_that_are_interrupted_were_not_killed_for_memory(capturing: subprocess.Popen[str]) -> None:
+    for worker in psutil.Process(capturing.pid).children():
         os.kill(worker.pid, signal.SIGINT)
-    _, errors = tracer.communicate(timeout=60)
-    assert tracer.returncode == 1
+    _, errors = capturing.communicate(timeout=60)
+    assert capturing.returncode == 1
     assert "CaptureError: the capture workers were interrupted while" in errors
     assert "memory" not in errors.splitlines()[-1]
 
