@@ -54,6 +54,7 @@ bench-setup: ## make .venv-stock/: stock vLLM for CPUs, for comparison only
 
 docs: setup ## write the generated reference pages
 	$(PYTHON) -m tools.generate_variable_reference
+	$(PYTHON) -m tools.generate_error_reference
 
 clean: ## remove what the targets made, but the environments
 	rm -rf .demo .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -66,6 +66,16 @@ NARROW: dict[str, Case] = {
     "floats of 8 bits written": (lambda x, y: x.copy_(y).float(), (X.to(torch.float8_e4m3fn), X.flip(0))),
 }
 
+ZEROS: dict[str, Case] = {
+    "comparisons with zero": (
+        lambda x: [
+            (y == 0, y != 0, y > 0, y <= 0, y.bool(), torch.where(y == 0, 1.0, y), y.sign())
+            for y in (x, x.double(), x.bfloat16(), x.half())
+        ],
+        (torch.tensor([0.0, 3.0, -0.0, -2.0, 5.0]),),
+    ),
+}
+
 SORTS: dict[str, Case] = {
     "argsort alone": (lambda x: torch.argsort(x, -1), (torch.randperm(9000).float(),)),
     "places of topk alone": (lambda x: torch.topk(x, 5)[1], (torch.randperm(10000).float().view(1, -1),)),
@@ -189,7 +199,7 @@ COMPLEX: dict[str, Case] = {
 }
 
 KINDS = {
-    "narrow types and few elements": NARROW,
+    "narrow types and few elements": NARROW | ZEROS,
     "sorts": SORTS,
     "places": PLACES,
     "special": SPECIAL,

@@ -20,8 +20,10 @@ _FORMATS = {"f64": ("i64", 52, -1074), "f32": ("i32", 23, -149), "bf16": ("i16",
 _TORCH_FORMATS = {torch.float64: (torch.int64, 52, 1074), torch.float32: (torch.int32, 23, 149)}
 
 
-def reciprocal(x: Tensor) -> Tensor:
+def reciprocal(x: Tensor) -> Any:
     """``1 / x`` as a decomposition: of a denormal, by the integer that its fraction is."""
+    if x.is_complex():
+        return NotImplemented
     if x.dtype not in _TORCH_FORMATS:
         dtype = x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()
         return x.to(torch.float32).reciprocal().to(dtype)
@@ -80,7 +82,7 @@ def _inspect(value: Any) -> tuple[Any, Any]:
     shape = shape_of(value)
     bits = build("stablehlo.bitcast_convert", [tensor_type(shape, integer)], [value]).result
     magnitude = _op("and", bits, splat(shape, integer, (1 << int(integer[1:]) - 1) - 1))
-    # Not by one unsigned comparison: IREE compares with a sign, whatever the comparison says, where the type has one.
+    # As signed numbers: IREE 3.13 looks at the type alone, and these have no sign of their own.
     above = compare(magnitude, splat(shape, integer, 0), "GT", "SIGNED")
     below = compare(magnitude, splat(shape, integer, 1 << fraction), "LT", "SIGNED")
     return bits, _op("and", above, below)
