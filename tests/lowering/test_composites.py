@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from op_cases import Case, below, f32
-from test_ops import BACKENDS, check
+from test_ops import check
 from torch import Tensor, nn
 
 MASKS: dict[int | None, Tensor | None] = {
@@ -121,6 +121,6 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["neuron_native", pytest.param("vllm_neuron", marks=pytest.mark.slow)])
 def test_equals_eager(backend: str) -> None:
     check(CASES, backend)
