@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.report import make_console
 from vllm_neuron.abi import Abi, TensorSpec
 from vllm_neuron.cache import entry, metadata, verified
-from vllm_neuron.cache.disk import hashing
+from vllm_neuron.cache.disk import file_digest
 from vllm_neuron.cache.key import ArtifactKey, artifact_key
 from vllm_neuron.cache.local.tier import LocalTier
 from vllm_neuron.cache.remote.urls import open_remote
@@ -89,7 +89,7 @@ def measure(scratch: Path, size: int, rounds: int) -> dict[str, list[tuple[float
         found["first"].append(first_hit(builder.root, key))
         found["again"].append(cost(lambda: builder.lookup(key)))
         with built.artifact_path.open("rb") as file:
-            found["digest"].append(cost(lambda file=file: hashing.of_file(file.fileno())))  # type: ignore[misc]
+            found["digest"].append(cost(lambda file=file: file_digest.of_file(file.fileno())))  # type: ignore[misc]
         cache = TieredCache(LocalTier(target / "fetched"), [remote])
         command = ["cp", "-r", str(Path(remote.name) / key), str(target / "copied")]
         copies: list[tuple[str, Callable[[], object]]] = [

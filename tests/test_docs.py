@@ -30,8 +30,11 @@ def test_variable_reference_is_current() -> None:
 
 def test_there_are_pages_with_commands() -> None:
     assert {page.name for page in SESSIONS} >= {
-        "README.md", "compile-and-deploy.md", "choose-a-route.md", "look-after-the-cache.md",
-    }  # fmt: skip
+        "README.md",
+        "compile-and-deploy.md",
+        "choose-a-route.md",
+        "look-after-the-cache.md",
+    }
 
 
 @every_page

@@ -18,9 +18,11 @@ with torch.no_grad():
 @pytest.mark.parametrize(("level", "shown"), [("INFO", True), ("WARNING", False)])
 def test_user_code_shows_what_the_variable_asks_for(level: str, shown: bool) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ADD_ONE], env={**os.environ, "VLLM_NEURON_LOG_LEVEL": level}, text=True,
+        [sys.executable, "-c", ADD_ONE],
+        env={**os.environ, "VLLM_NEURON_LOG_LEVEL": level},
+        text=True,
         capture_output=True,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert ("INFO" in done.stderr and "A graph of user code has key" in done.stderr) is shown
     assert done.stderr.count("A graph of user code has key") == int(shown)
@@ -29,8 +31,10 @@ def test_user_code_shows_what_the_variable_asks_for(level: str, shown: bool) -> 
 def test_a_log_that_is_set_up_already_gets_no_second_line() -> None:
     program = "import logging; logging.basicConfig(level=logging.INFO, format='MINE %(message)s')\n" + ADD_ONE
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "VLLM_NEURON_LOG_LEVEL": "INFO"}, text=True,
+        [sys.executable, "-c", program],
+        env={**os.environ, "VLLM_NEURON_LOG_LEVEL": "INFO"},
+        text=True,
         capture_output=True,
-    )  # fmt: skip
+    )
     assert done.stderr.count("A graph of user code has key") == 1
     assert "MINE A graph of user code has key" in done.stderr

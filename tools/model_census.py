@@ -95,9 +95,11 @@ def _start(folder: Path, options: dict[str, Any]) -> tuple[str, str]:
     model = ModelCapture(config)
     graph = model.capture(buckets_for(config)[-1])
     captured, loaded = graph.model_inputs(), _load(config)
-    found = [f"{name} is {captured.get(name, 'absent')}, loaded {loaded.get(name, 'absent')}"
-             for name in sorted(captured.keys() | loaded.keys())
-             if name.startswith("weights.") and captured.get(name) != loaded.get(name)]  # fmt: skip
+    found = [
+        f"{name} is {captured.get(name, 'absent')}, loaded {loaded.get(name, 'absent')}"
+        for name in sorted(captured.keys() | loaded.keys())
+        if name.startswith("weights.") and captured.get(name) != loaded.get(name)
+    ]
     return ("differs", "; ".join(found)) if found else ("starts", f"{len(graph.input_names)} inputs")
 
 

@@ -15,7 +15,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def torch_dtype(name: str) -> torch.dtype:
     """The dtype of that name. Raises ``ValueError`` for a name that torch does not have."""
     import torch  # What only looks a cache over has no use for it.

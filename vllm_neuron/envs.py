@@ -161,7 +161,7 @@ def unknown_names() -> dict[str, str]:
     }
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _warn_once(message: str) -> None:
     logger.warning(message)
 

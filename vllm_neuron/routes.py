@@ -88,8 +88,11 @@ def _read() -> Route:
 @functools.cache
 def warn_of_deprecation() -> None:
     """Say once that the XLA route is going to go."""
-    logger.warning("The XLA route (%s=%s) is deprecated. Unset the variable to run the native route.",
-                   envs.BACKEND.name, Route.XLA.value)  # fmt: skip
+    logger.warning(
+        "The XLA route (%s=%s) is deprecated. Unset the variable to run the native route.",
+        envs.BACKEND.name,
+        Route.XLA.value,
+    )
 
 
 def default_level(route: Route) -> int:

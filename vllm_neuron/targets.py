@@ -190,8 +190,10 @@ def neuron_device(root: Path = Path("/")) -> str | None:
             continue
         if kind in _TABLE:
             return kind
-    raise ConfigError("this machine has a Neuron device, but not of a kind that is known. "
-                      f"Set {envs.TARGET_OVERRIDE.name} to one of: {', '.join(NEURON_TARGETS)}")  # fmt: skip
+    raise ConfigError(
+        "this machine has a Neuron device, but not of a kind that is known. "
+        f"Set {envs.TARGET_OVERRIDE.name} to one of: {', '.join(NEURON_TARGETS)}"
+    )
 
 
 def _host() -> Target:
@@ -215,8 +217,10 @@ def _with_logical_cores(target: Target) -> Target:
     """``target`` with the logical-core setting in force, and the memory of that many physical cores."""
     cores = envs.LOGICAL_NC_CONFIG.get() or target.logical_nc or 1
     if cores != 1 and target.logical_nc == 1:
-        raise ConfigError(f"{envs.LOGICAL_NC_CONFIG.name}={cores}: {target.name} has no logical cores of more than one "
-                          "physical core. Set it to 1, or unset it.")  # fmt: skip
+        raise ConfigError(
+            f"{envs.LOGICAL_NC_CONFIG.name}={cores}: {target.name} has no logical cores of more than one "
+            "physical core. Set it to 1, or unset it."
+        )
     assert target.memory_bytes is not None
     return replace(target, logical_nc=cores, memory_bytes=target.memory_bytes * cores)
 

@@ -68,6 +68,9 @@ if __name__ == "__main__":
     random.Random(number).shuffle(order)
     print("ready", flush=True)
     sys.stdin.readline()
-    work = (lambda key: get(cache, key, Path(count), number)) if what == "lookup" else (
-        lambda key: publish(cache, key, number))  # fmt: skip
+    work = (
+        (lambda key: get(cache, key, Path(count), number))
+        if what == "lookup"
+        else (lambda key: publish(cache, key, number))
+    )
     print(json.dumps({key: work(key) for key in order}), flush=True)

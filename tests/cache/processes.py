@@ -17,8 +17,12 @@ class Actor:
     def __init__(self, *arguments: object, **options: Any) -> None:
         command = [sys.executable, str(ACTORS), *map(str, arguments)]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            **options,
+        )
         self.pid: int = self.process.pid
 
     def hear(self) -> str:

@@ -79,8 +79,11 @@ def _start_s3(folder: Path) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
                "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=16",
                "-s3.port.iceberg=0", "-s3.port.lance=0"]  # fmt: skip
     keys = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "not-a-secret"}
-    environment = {**keys, "AWS_DEFAULT_REGION": "us-east-1",
-                   "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports[len(services) - 1]}"}  # fmt: skip
+    environment = {
+        **keys,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports[len(services) - 1]}",
+    }
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **keys}), environment
 

@@ -129,9 +129,14 @@ def test_listing(store: Store, publisher: RemoteTier, remote: RemoteTier, entry:
 @pytest.mark.parametrize("harm", [truncate, empty, flip, lengthen, remove], ids=lambda harm: harm.__name__)
 @pytest.mark.parametrize("name", ["graph.vmfb", "compiler.log"])
 def test_damage_is_seen_passed_over_and_repaired_by_the_next_publisher(
-    store: Store, publisher: RemoteTier, cache: TieredCache, entry: Entry, caplog: pytest.LogCaptureFixture,
-    name: str, harm: Callable[[Path], None],
-) -> None:  # fmt: skip
+    store: Store,
+    publisher: RemoteTier,
+    cache: TieredCache,
+    entry: Entry,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    harm: Callable[[Path], None],
+) -> None:
     publisher.publish(entry)
     store.harm(KEY, name, harm)
     assert cache.lookup(KEY) is None

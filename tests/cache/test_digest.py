@@ -11,7 +11,7 @@ import pytest
 from entries import FLAGS, MODULE
 
 from vllm_neuron import digests
-from vllm_neuron.cache.disk import hashing
+from vllm_neuron.cache.disk import file_digest
 from vllm_neuron.cache.key import artifact_key
 
 PIECE = 4 * 1024 * 1024
@@ -30,7 +30,7 @@ def test_digest_of_a_file_and_of_bytes(tmp_path: Path, size: int) -> None:
     (tmp_path / "file").write_bytes(data)
     with (tmp_path / "file").open("rb") as file:
         file.read(1)
-        assert hashing.of_file(file.fileno()) == defined(data)
+        assert file_digest.of_file(file.fileno()) == defined(data)
     assert digests.of_bytes(data) == defined(data)
 
 

@@ -202,9 +202,7 @@ def test_local_entry_of_another_format(bench: Bench) -> None:
     assert (bench.root / KEY).exists()
 
 
-@pytest.mark.parametrize(
-    ("fault", "harm"), [("remote file truncated", truncate), ("remote file changed", flip)]
-)  # fmt: skip
+@pytest.mark.parametrize(("fault", "harm"), [("remote file truncated", truncate), ("remote file changed", flip)])
 def test_remote_damage(bench: Bench, fault: str, harm: Callable[[Path], None], tmp_path: Path) -> None:
     remote = folder_tier(bench.remote)
     for n, name in enumerate(name for name in LISTED if name != "metadata.json"):
@@ -248,8 +246,11 @@ def stopped_mount(bench: Bench, tmp_path: Path) -> Iterator[Path]:
     mount.mkdir()
     before = {process.pid for process in psutil.process_iter()}
     with fuse_mount(bench.remote, mount):
-        (server,) = [process for process in psutil.process_iter(["name"])
-                     if process.pid not in before and process.info["name"] == "bindfs"]  # fmt: skip
+        (server,) = [
+            process
+            for process in psutil.process_iter(["name"])
+            if process.pid not in before and process.info["name"] == "bindfs"
+        ]
         server.send_signal(signal.SIGSTOP)
         yield mount
         server.send_signal(signal.SIGCONT)
@@ -313,8 +314,11 @@ def test_file_system_without_modes(bench: Bench, build_shim: Callable[[str], Pat
         "with cache.lock(KEY): cache.publish_remote(local.build(KEY, fill))\n"
         "remote.write_manifest(manifest().key, manifest().to_bytes())"
     )
-    environment = {**os.environ, "LD_PRELOAD": str(build_shim("failing_modes")),
-                   "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}  # fmt: skip
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(build_shim("failing_modes")),
+        "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
     command = [sys.executable, "-c", code, str(local), str(remote)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     bench.sees("modes can't be set", done.stderr)

@@ -167,8 +167,13 @@ def test_nearer_tier_spares_the_farther_one(local: LocalTier, remote: RemoteTier
     found = cache.lookup(KEY)
     assert found is not None
     assert cache.counters[remote.name].to_json() == {
-        "hits": 0, "misses": 0, "fetches": 0, "bytes": 0, "failures": 0, "seconds": 0.0,
-    }  # fmt: skip
+        "hits": 0,
+        "misses": 0,
+        "fetches": 0,
+        "bytes": 0,
+        "failures": 0,
+        "seconds": 0.0,
+    }
 
 
 def test_lookup_inside_the_lock_does_not_wait_for_itself(local: LocalTier, remote: RemoteTier) -> None:

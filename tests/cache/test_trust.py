@@ -58,9 +58,13 @@ def look(tmp_path: Path, remote: RemoteTier) -> Callable[[], bool]:
 
 
 def test_only_the_trusted_are_accepted(
-    monkeypatch: pytest.MonkeyPatch, entry: Entry, remote: RemoteTier, look: Callable[[], bool],
-    key: Callable[[str], tuple[str, str]], caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    entry: Entry,
+    remote: RemoteTier,
+    look: Callable[[], bool],
+    key: Callable[[str], tuple[str, str]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     (ours, ours_public), (_, other_public) = key("ours"), key("other")
     monkeypatch.setenv(SIGNING, ours)
     assert remote.publish(entry) is True
@@ -74,9 +78,13 @@ def test_only_the_trusted_are_accepted(
 
 
 def test_signature_is_over_this_entry_alone(
-    monkeypatch: pytest.MonkeyPatch, entry: Entry, remote: RemoteTier, look: Callable[[], bool],
-    key: Callable[[str], tuple[str, str]], tmp_path: Path,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    entry: Entry,
+    remote: RemoteTier,
+    look: Callable[[], bool],
+    key: Callable[[str], tuple[str, str]],
+    tmp_path: Path,
+) -> None:
     private, public = key("ours")
     monkeypatch.setenv(SIGNING, private)
     remote.publish(entry)
@@ -95,9 +103,13 @@ def test_signature_is_over_this_entry_alone(
 
 
 def test_unsigned_entry_is_replaced_by_who_signs_and_is_never_signed_by_him(
-    monkeypatch: pytest.MonkeyPatch, entry: Entry, remote: RemoteTier, look: Callable[[], bool],
-    key: Callable[[str], tuple[str, str]], tmp_path: Path,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    entry: Entry,
+    remote: RemoteTier,
+    look: Callable[[], bool],
+    key: Callable[[str], tuple[str, str]],
+    tmp_path: Path,
+) -> None:
     stranger = LocalTier(tmp_path / "stranger").build(KEY, lambda folder: fill(folder, b"of a stranger"))
     remote.publish(stranger)
     private, _ = key("ours")
@@ -111,9 +123,12 @@ def test_unsigned_entry_is_replaced_by_who_signs_and_is_never_signed_by_him(
 
 
 def test_what_nobody_here_would_accept_is_not_published(
-    monkeypatch: pytest.MonkeyPatch, entry: Entry, remote: RemoteTier,
-    key: Callable[[str], tuple[str, str]], tmp_path: Path,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    entry: Entry,
+    remote: RemoteTier,
+    key: Callable[[str], tuple[str, str]],
+    tmp_path: Path,
+) -> None:
     """Else a job says that it has published what production refuses. What is there and trusted is enough."""
     private, public = key("ours")
     store = ManifestStore(tmp_path / "manifests", [remote])

@@ -52,9 +52,16 @@ def test_facts_of_the_table(bin_folder: Path, tmp_path: Path) -> None:
 def test_json(bin_folder: Path) -> None:
     rows: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(run(bin_folder, "--json"))}
     assert rows["trn3"] == {
-        "name": "trn3", "aliases": [], "compiler": "neuronx-cc", "compiler_version": VERSION, "compiles_here": True,
-        "runs_here": False, "memory_bytes": 36 * GiB, "logical_nc": 2, "features": [],
-    }  # fmt: skip
+        "name": "trn3",
+        "aliases": [],
+        "compiler": "neuronx-cc",
+        "compiler_version": VERSION,
+        "compiles_here": True,
+        "runs_here": False,
+        "memory_bytes": 36 * GiB,
+        "logical_nc": 2,
+        "features": [],
+    }
     assert {alias for row in rows.values() for alias in row["aliases"]} == {"cpu", "cpu:host"}
     assert rows[resolve_target("cpu:host").name]["runs_here"]
     assert "cpu" in rows[resolve_target("cpu").name]["aliases"]

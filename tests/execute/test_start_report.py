@@ -36,8 +36,12 @@ def test_children_measure_from_the_start_of_the_first_process(tmp_path: Path) ->
     (tmp_path / "first.py").write_text(FIRST)
     done = subprocess.run(
         [sys.executable, str(tmp_path / "first.py")],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     told = done.stdout.splitlines()
     assert len(told) == 3
     assert len(set(told)) == 1

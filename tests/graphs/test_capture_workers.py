@@ -95,8 +95,11 @@ def test_a_start_that_fails_while_graphs_are_captured_ends(tmp_path: Path) -> No
     model = make_tiny(tmp_path / "model", weights=False)
     done = subprocess.run(
         [sys.executable, str(program), str(model)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 1
     assert "RuntimeError: no weights" in done.stderr
 
@@ -107,8 +110,10 @@ def test_a_model_that_takes_its_time_is_not_captured_in_silence(tmp_path: Path) 
     command = [str(Path(sys.executable).with_name("vllm-neuron")), "plan", str(model), "--max-model-len", "128"]
     process = subprocess.Popen(
         [*command, "--hf-overrides", '{"num_hidden_layers": 1000000}'],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     assert process.stdout is not None
     try:
         assert any("Still capturing" in line and "of a model of 1000000 layers" in line for line in process.stdout)

@@ -127,9 +127,13 @@ class Plans:
 
     def case(self, case: Case) -> dict[str, Any]:
         words = [word.format(tokenizer=self.tokenizer) if "{tok" in word else word for word in case.words]
-        return {"do": "plan", "argv": [str(self.model), *case.sizes, *words], "target": case.target,
-                "env": {**self.env, **case.env},
-                "changes": {"memory": case.memory} if case.memory else {}}  # fmt: skip
+        return {
+            "do": "plan",
+            "argv": [str(self.model), *case.sizes, *words],
+            "target": case.target,
+            "env": {**self.env, **case.env},
+            "changes": {"memory": case.memory} if case.memory else {},
+        }
 
     def run(self, cases: dict[str, Case]) -> dict[str, dict[str, Any]]:
         return dict(zip(cases, run_cases([self.case(case) for case in cases.values()], "compiled"), strict=True))

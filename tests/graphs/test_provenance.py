@@ -18,5 +18,8 @@ def test_a_remote_that_takes_nothing_is_not_in_the_command(tmp_path: Path) -> No
     assert [REMOTE in command.split() for command in commands] == [False, True, True, False]
     assert [f"-u {REMOTE} " in command for command in commands] == [False, True, True, False]
     assert [f"--remote {remote}" in command for remote, command in zip(remotes, commands, strict=True)] == [
-        True, False, False, True,
-    ]  # fmt: skip
+        True,
+        False,
+        False,
+        True,
+    ]

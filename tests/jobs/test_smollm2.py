@@ -105,8 +105,13 @@ def hugging_face(folder: Path, prompt: list[int]) -> list[int]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         ids = model.generate(
-            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
-            max_new_tokens=TOKENS, min_new_tokens=TOKENS, eos_token_id=None, pad_token_id=2,
-        )  # fmt: skip
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=TOKENS,
+            min_new_tokens=TOKENS,
+            eos_token_id=None,
+            pad_token_id=2,
+        )
     tokens: list[int] = ids[0, len(prompt) :].tolist()
     return tokens

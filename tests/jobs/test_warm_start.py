@@ -134,8 +134,11 @@ def test_an_archive_is_all_that_a_site_without_a_network_needs(site: Site, tmp_p
     unpacked = run([PROGRAM, "cache", "unpack", str(archive), "--json"], VLLM_CACHE_ROOT=tmp_path / "root")
     assert {kind: len(rows) for kind, rows in json.loads(unpacked.stdout).items()} == {"entries": 3, "manifests": 3}
     call = {"prompts": [PROMPT], "params": {"temperature": 0, "max_tokens": 8, "ignore_eos": True}}
-    env = {"VLLM_CACHE_ROOT": str(tmp_path / "root"), "VLLM_NEURON_BACKEND": "neuron_native",
-           "VLLM_NEURON_DISABLE_WARMUP_COMPILE": "1"}  # fmt: skip
+    env = {
+        "VLLM_CACHE_ROOT": str(tmp_path / "root"),
+        "VLLM_NEURON_BACKEND": "neuron_native",
+        "VLLM_NEURON_DISABLE_WARMUP_COMPILE": "1",
+    }
     start = {"do": "generate", "args": {"model": str(site.model), **SIZES}, "calls": [call], "env": env}
     [result] = run_cases([start], "compiled")
     assert answered_right(site, result)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vllm_neuron.errors import ConfigError
-from vllm_neuron.execute.executor import staging
+from vllm_neuron.execute.base import staging
 from vllm_neuron.model.buckets import BucketTable, buckets_for
 
 
@@ -96,12 +96,20 @@ def test_a_step_gets_the_smallest_bucket_that_holds_it() -> None:
     options = {"decode_context_length_buckets": [128, 512]}
     table = BucketTable(buckets_for(configuration(512, 4, 2048, options)))
     assert [table.prefill(tokens).name for tokens in (2, 128, 129, 512)] == [
-        "prefill_s128", "prefill_s128", "prefill_s256", "prefill_s512",
-    ]  # fmt: skip
+        "prefill_s128",
+        "prefill_s128",
+        "prefill_s256",
+        "prefill_s512",
+    ]
     steps = [(1, 1), (1, 128), (1, 129), (3, 512), (4, 513), (2, 2048)]
     assert [table.decode(*step).name for step in steps] == [
-        "decode_b1_c128", "decode_b1_c128", "decode_b1_c512", "decode_b4_c512", "decode_b4", "decode_b2",
-    ]  # fmt: skip
+        "decode_b1_c128",
+        "decode_b1_c128",
+        "decode_b1_c512",
+        "decode_b4_c512",
+        "decode_b4",
+        "decode_b2",
+    ]
     for too_large in (lambda: table.prefill(513), lambda: table.decode(5, 1), lambda: table.decode(1, 2049)):
         with pytest.raises(IndexError):
             too_large()
@@ -111,6 +119,10 @@ def test_step_inputs_are_aligned_and_as_wide_as_the_context() -> None:
     (decode,) = [b for b in buckets_for(configuration(512, 4, 1000, {"num_seqs_buckets": [4]})) if b.kind == "decode"]
     inputs = staging(decode, block_size=16)
     assert {name: array.shape for name, array in inputs.items()} == {
-        "input_ids": (4,), "positions": (4,), "slot_mapping": (4,), "block_tables": (4, 63), "logits_indices": (4,),
-    }  # fmt: skip
+        "input_ids": (4,),
+        "positions": (4,),
+        "slot_mapping": (4,),
+        "block_tables": (4, 63),
+        "logits_indices": (4,),
+    }
     assert all(array.ctypes.data % 64 == 0 and not array.any() for array in inputs.values())

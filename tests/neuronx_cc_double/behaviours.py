@@ -79,8 +79,10 @@ def play(behaviour: str) -> None:
         sys.stdout.flush()
         os.kill(os.getpid(), signal.SIGKILL)
     elif name == "memory":
-        fail("[F137] neuronx-cc was forcibly killed - This most commonly occurs due to insufficient system memory. "
-             "Using a smaller data type, dimensions, batch size, or a larger instance type may help.")  # fmt: skip
+        fail(
+            "[F137] neuronx-cc was forcibly killed - This most commonly occurs due to insufficient system memory. "
+            "Using a smaller data type, dimensions, batch size, or a larger instance type may help."
+        )
     elif name == "aborts":
         fail("[F134] neuronx-cc terminated abnormally - Please open a support ticket")
     elif name == "code":

@@ -33,9 +33,13 @@ def python(code: str, artifact: Path, **environment: str) -> str:
     """The output of a process that runs the code; it must end by itself, and well."""
     command = [sys.executable, "-c", PRELUDE + code, str(artifact)]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         output, errors = process.communicate(timeout=120)
     finally:  # a child that hangs must not stay either

@@ -19,10 +19,11 @@ XLA = "Defaulting optimization level to O1 on the XLA route"
 KEPT = "Explicit --optimization-level: keeping O{}"
 ON_XLA = {"VLLM_NEURON_BACKEND": "vllm_neuron"}
 ROUTE_WARNINGS = {
-    "vllm_neuron": ["The XLA route (VLLM_NEURON_BACKEND=vllm_neuron) is deprecated. "
-                    "Unset the variable to run the native route."],
+    "vllm_neuron": [
+        "The XLA route (VLLM_NEURON_BACKEND=vllm_neuron) is deprecated. Unset the variable to run the native route."
+    ],
     "neuron_nativ": ["VLLM_NEURON_BACKEND='neuron_nativ' is not a valid route. The native route runs now."],
-}  # fmt: skip
+}
 BACKENDS = (None, "neuron_native", "neuron", "vllm_neuron", "neuron_nativ")
 LEVEL_OPTIONS: dict[int | None, list[str]] = {None: [], 1: ["-O1"], 2: ["-O2"], 3: ["--optimization-level", "3"]}
 OFF_CPU_MODE = {"VLLM_NEURON_CPU_MODE": None}

@@ -71,7 +71,7 @@ def _plain_calls() -> list[dict[str, Any]]:
         {"prompts": ["pick"], "params": {"max_tokens": 8, "structured_outputs": {"choice": ["yes", "no"]}}},
         {"prompts": [*SHORT, SHORT[0]], "params": [GREEDY, {**SAMPLED, "seed": 2}, {**GREEDY, "logprobs": 1}, GREEDY]},
         {"prompts": [LONG[1]], "params": {**SAMPLED, "seed": 3}},
-    ]  # fmt: skip
+    ]
 
 
 def _chunked_calls() -> list[dict[str, Any]]:

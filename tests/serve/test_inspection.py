@@ -52,7 +52,7 @@ def test_what_stands_in_for_torchvision_can_be_named_and_not_called() -> None:
     if importlib.util.find_spec("torchvision") is not None:
         pytest.skip("torchvision is installed")
     program = """
-from vllm_neuron.model.stand_ins import stand_in_for_torchvision
+from vllm_neuron.model.patches.torchvision import stand_in_for_torchvision
 stand_in_for_torchvision()
 import torchvision.transforms.v2.functional as functional
 from torchvision.transforms import InterpolationMode

@@ -75,10 +75,22 @@ def test_layers_are_refused_before_weights_are_missed(tmp_path: Path) -> None:
 
     folder = make_tiny(tmp_path / "model", weights=False)
     config: Any = transformers.Glm4MoeConfig(
-        vocab_size=1024, hidden_size=128, intermediate_size=128, moe_intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, n_routed_experts=4, num_experts_per_tok=2,
-        n_group=2, topk_group=1, first_k_dense_replace=1, architectures=["Glm4MoeForCausalLM"], dtype="float32",
-    )  # fmt: skip
+        vocab_size=1024,
+        hidden_size=128,
+        intermediate_size=128,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        architectures=["Glm4MoeForCausalLM"],
+        dtype="float32",
+    )
     config.save_pretrained(folder)
     args = {"model": str(folder), "dtype": "float32", "max_model_len": 64, "max_num_seqs": 1}
     (refused,) = run_cases([{"do": "generate", "args": args, "calls": []}])

@@ -97,11 +97,16 @@ def test_an_llm_raises_and_goes_on_and_a_failed_step_is_the_last(few_rows: Path)
     fault = {**good, "params": {**GREEDY, "extra_args": {"fail": True}}, "fails": True}
     calls = [bad, {"prompts": [[-3], [5]], "params": params[1], "fails": True},
              {**good, "params": params[0], "fails": True}, good, fault, {**good, "fails": True}]  # fmt: skip
-    with_tokenizer, without = run_cases([
-        {"do": "generate", "args": {"model": str(few_rows), **sizes, **processors}, "calls": calls},
-        {"do": "generate", "args": {"model": str(few_rows), **sizes, "skip_tokenizer_init": True},
-         "calls": [{**bad, "params": {**GREEDY, "detokenize": False}}]},
-    ])  # fmt: skip
+    with_tokenizer, without = run_cases(
+        [
+            {"do": "generate", "args": {"model": str(few_rows), **sizes, **processors}, "calls": calls},
+            {
+                "do": "generate",
+                "args": {"model": str(few_rows), **sizes, "skip_tokenizer_init": True},
+                "calls": [{**bad, "params": {**GREEDY, "detokenize": False}}],
+            },
+        ]
+    )
     assert with_tokenizer["exit"] == without["exit"] == 0, with_tokenizer["log"] + without["log"]
     named = [*with_tokenizer["calls"][:3], *without["calls"]]
     for refused, token in zip(named, (BEYOND, -3, BEYOND, BEYOND), strict=True):

@@ -136,7 +136,7 @@ def _import_everything() -> None:
 
     import vllm_neuron.cli.main
     import vllm_neuron.graphs.capture_workers
-    import vllm_neuron.jobs.compare
+    import vllm_neuron.jobs.compare_routes
     import vllm_neuron.serve.platform  # noqa: F401
 
     # vLLM looks at each architecture in a process of its own, once per cache folder, and tests have many.

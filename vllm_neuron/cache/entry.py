@@ -31,7 +31,7 @@ from pydantic import JsonValue, ValidationError
 
 from vllm_neuron.abi import Abi
 from vllm_neuron.cache import failpoint, verified
-from vllm_neuron.cache.disk import files, hashing
+from vllm_neuron.cache.disk import file_digest, files
 from vllm_neuron.cache.failpoint import Failpoint
 from vllm_neuron.cache.key import FORMAT_VERSION, ArtifactKey, is_key
 from vllm_neuron.cache.metadata import (
@@ -158,7 +158,7 @@ def _records(folder: Path) -> dict[str, FileRecord]:
             with files.open_plain(path) as file:
                 os.fsync(file.fileno())
                 size = os.fstat(file.fileno()).st_size
-                records[path.name] = FileRecord(size=size, digest=hashing.of_file(file.fileno()))
+                records[path.name] = FileRecord(size=size, digest=file_digest.of_file(file.fileno()))
         except files.NotAsExpected as problem:
             raise CacheError(f"{folder} can't be made an entry: {problem}") from problem
     return records

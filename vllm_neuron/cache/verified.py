@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from vllm_neuron.cache.disk import files, hashing
+from vllm_neuron.cache.disk import file_digest, files
 from vllm_neuron.cache.disk.recent import Recent
 from vllm_neuron.cache.metadata import (
     COMPLETE_MARKER,
@@ -34,7 +34,7 @@ def check_files(folder: int, metadata: Metadata, marker: bytes, *, digests: bool
         return
     for name, record in metadata.files.items():
         with files.open_plain(name, folder) as file:
-            if hashing.of_file(file.fileno()) != record.digest:
+            if file_digest.of_file(file.fileno()) != record.digest:
                 raise files.NotAsExpected(f"the digest of {name} is not the one in {METADATA_FILE}")
     _verified[state] = None
 

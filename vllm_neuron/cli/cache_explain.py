@@ -32,8 +32,10 @@ def explain(
                 "`vllm-neuron plan` lists the keys of a model"
             )
         if len(found) > 1:
-            raise ConfigError(f"{what!r} is true of {len(found)} entries of the local tier; name one by its key: "
-                              f"{', '.join(found)}. `vllm-neuron cache list` says what each is")  # fmt: skip
+            raise ConfigError(
+                f"{what!r} is true of {len(found)} entries of the local tier; name one by its key: "
+                f"{', '.join(found)}. `vllm-neuron cache list` says what each is"
+            )
         (key,) = found
     document = _explain(cache, key, miss)
     typer.echo(json.dumps(document, indent=2) if as_json else _text(document))

@@ -23,6 +23,7 @@ from vllm_neuron.compilers.base import compiler_for
 from vllm_neuron.errors import CacheError, ConfigError, NeuronError
 from vllm_neuron.targets import resolve_target
 
+# Not pydantic's ByteSize (2.14): it takes "20,5G" for 20 bytes, which would remove all, and G for 1000**3.
 _SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 

@@ -35,9 +35,9 @@ def compare(
     envs.check_environment()
     _check()
     # vLLM takes seconds to import: not for --help, nor for a mistake that can be told without it.
-    from vllm_neuron.jobs.compare import compare_command
+    from vllm_neuron.jobs.compare_routes import compare_routes
 
-    report = compare_command(model, context.args, steps)
+    report = compare_routes(model, context.args, steps)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
@@ -51,5 +51,7 @@ def _check() -> None:
         check_available(route)
     target = compile_target()
     if not target.runs_here:
-        raise ConfigError(f"graphs for {target.name} do not run on this machine, so there is nothing to compare: "
-                          "use a CPU target that this machine has")  # fmt: skip
+        raise ConfigError(
+            f"graphs for {target.name} do not run on this machine, so there is nothing to compare: "
+            "use a CPU target that this machine has"
+        )

@@ -95,8 +95,12 @@ def _variables() -> Iterator[Finding]:
 
 def _local_tier() -> Iterator[Finding]:
     if envs.DISABLE_COMPILE_CACHE.get():
-        yield Finding("local tier", Verdict.WARNING, "the cache is disabled: every process compiles for itself",
-                      f"unset {envs.DISABLE_COMPILE_CACHE.name}")  # fmt: skip
+        yield Finding(
+            "local tier",
+            Verdict.WARNING,
+            "the cache is disabled: every process compiles for itself",
+            f"unset {envs.DISABLE_COMPILE_CACHE.name}",
+        )
         return
     tier = LocalTier(Path(envs.get_neuron_compile_cache_dir()))
     kind = envs.filesystem(tier.root) or "unknown file system"
@@ -138,11 +142,19 @@ def _remote_tier(remote: RemoteTier) -> Finding:
         return Finding("remote tier", Verdict.ERROR, f"{remote.name}{mark} can't be asked: {error}", fix)
     path = Path(remote.name)
     if not there:
-        return Finding("remote tier", Verdict.WARNING, f"{remote.name}{mark} is not there (yet)",
-                       "mount it, or publish to it: it is made with the first entry")  # fmt: skip
+        return Finding(
+            "remote tier",
+            Verdict.WARNING,
+            f"{remote.name}{mark} is not there (yet)",
+            "mount it, or publish to it: it is made with the first entry",
+        )
     if path.is_absolute() and not remote.read_only and not os.access(path, os.W_OK | os.X_OK):
-        return Finding("remote tier", Verdict.WARNING, f"{remote.name} can't be written to",
-                       f"let this user write to it, or write ro+file://{path}")  # fmt: skip
+        return Finding(
+            "remote tier",
+            Verdict.WARNING,
+            f"{remote.name} can't be written to",
+            f"let this user write to it, or write ro+file://{path}",
+        )
     return Finding("remote tier", Verdict.OK, f"{remote.name}{mark} answers")
 
 
@@ -153,8 +165,12 @@ def _compilers() -> Iterator[Finding]:
         compiler.command(Path("graph"), Path("artifact"), ())
         version = compiler.version()
     except NeuronError as error:
-        yield Finding("compiler", Verdict.WARNING, f"{compiler.name}, for {target.name}: {error}",
-                      "only hits can be served from this machine")  # fmt: skip
+        yield Finding(
+            "compiler",
+            Verdict.WARNING,
+            f"{compiler.name}, for {target.name}: {error}",
+            "only hits can be served from this machine",
+        )
         return
     if compiler.name == "iree" and version != RELEASE:
         fix = f"run `pip install iree-base-compiler=={RELEASE}`, or keys differ from those of others"

@@ -17,10 +17,9 @@ from vllm_neuron.compilers.base import Compiler, CompileReport, run_compiler
 from vllm_neuron.errors import CompileError, CompilerMemoryError
 from vllm_neuron.host.cpu import available_memory_bytes
 from vllm_neuron.runtime.iree import why_not_loaded
+from vllm_neuron.targets import GiB
 
 logger = logging.getLogger("vllm.neuron.compile")
-
-_GiB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def _compile(slots: Path | None, compiler: Compiler, work: Work, folder: Path) -
             return _run(compiler, work, folder)
         except CompilerMemoryError as error:
             raise CompilerMemoryError(
-                f"compiled twice, the second time alone, with {available / _GiB:.0f} GiB of memory free: {error}"
+                f"compiled twice, the second time alone, with {available / GiB:.0f} GiB of memory free: {error}"
             ) from None
 
 

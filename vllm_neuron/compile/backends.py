@@ -28,6 +28,7 @@ from vllm_neuron import __version__, envs, logs
 from vllm_neuron.cache.entry import Entry
 from vllm_neuron.cache.source import Source
 from vllm_neuron.compile.outputs import View, take_outputs
+from vllm_neuron.compile.patches import accept_recurrent_modules
 from vllm_neuron.compile.pipeline import Pipeline
 from vllm_neuron.compile.specialize import Specializer, is_dynamic, take_floats
 from vllm_neuron.errors import ConfigError, UnsupportedError
@@ -42,9 +43,7 @@ from vllm_neuron.targets import compile_target
 
 logger = logging.getLogger("vllm.neuron.backends")
 logs.set_level()
-# Dynamo (PyTorch 2.13) refuses LSTM, GRU and RNN modules unless this is set, as torch.export sets it for itself. It
-# asks before it calls a backend, so it is set where the backends are looked up.
-torch._dynamo.config.allow_rnn = True
+accept_recurrent_modules()
 
 Compiled = Callable[..., Any]
 _HOW = {

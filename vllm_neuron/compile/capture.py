@@ -17,6 +17,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from vllm_neuron.abi import TensorSpec
+from vllm_neuron.compile.patches import tracing_what_is_compiled
 from vllm_neuron.errors import CaptureError
 from vllm_neuron.lowering.boundary import with_carriers
 from vllm_neuron.lowering.canonical import CanonicalGraph, canonicalize
@@ -49,8 +50,7 @@ def capture(
         _functional(forward, names, written), tracing_mode="real", decomposition_table=decomposition_table()
     )
     try:
-        # What the model's code gives to torch.compile is a part of this graph as well.
-        with torch.no_grad(), mode, torch._dynamo.config.patch(error_on_nested_fx_trace=False):
+        with torch.no_grad(), mode, tracing_what_is_compiled():
             graph_module = trace(*inputs.values())
     except (
         torch._subclasses.fake_tensor.DataDependentOutputException,

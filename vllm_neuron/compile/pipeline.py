@@ -93,9 +93,14 @@ class Pipeline:
         publish = Publish.NONE if strict else Publish.BEST_EFFORT
         cache = TieredCache.from_environment()
         return cls(
-            cache, compile_target(), lookup_targets(), level,
-            strict=strict, publish=publish, compiler_args=compiler_args,
-        )  # fmt: skip
+            cache,
+            compile_target(),
+            lookup_targets(),
+            level,
+            strict=strict,
+            publish=publish,
+            compiler_args=compiler_args,
+        )
 
     def check_keys(self) -> None:
         """Raises :class:`CompileError` where no key can be made here: it has the compiler's version. Before capture."""

@@ -113,5 +113,7 @@ def _binary() -> Path:
         binary = Path(place, "compiler", "_mlir_libs", "iree-compile")
         if binary.exists():
             return binary
-    raise CompileError(f"the IREE compiler is not installed. Install it: pip install {_PACKAGE}=={RELEASE} "
-                       "(or the extra 'compiler' of this package)")  # fmt: skip
+    raise CompileError(
+        f"the IREE compiler is not installed. Install it: pip install {_PACKAGE}=={RELEASE} "
+        "(or the extra 'compiler' of this package)"
+    )

@@ -74,8 +74,18 @@ class NeuronxCompiler:
 
     def command(self, module_path: Path, artifact_path: Path, flags: Sequence[str]) -> list[str]:
         """The command line. Raises ``CompileError`` where the compiler is not installed."""
-        return [str(_binary()), "compile", str(module_path), "--framework", "XLA", *flags,
-                "--output", str(artifact_path), "--logfile", self.log_file]  # fmt: skip
+        return [
+            str(_binary()),
+            "compile",
+            str(module_path),
+            "--framework",
+            "XLA",
+            *flags,
+            "--output",
+            str(artifact_path),
+            "--logfile",
+            self.log_file,
+        ]
 
     def verify(self, artifact: Path) -> None:
         """A NEFF has a header of 1024 bytes that gives its own size and the size of what follows."""
@@ -86,8 +96,10 @@ class NeuronxCompiler:
             raise CompileError(f"{artifact.name} is not a whole NEFF: it has only {size} bytes")
         header_size, data_size = struct.unpack_from("<QQ", header, 8)
         if header_size != _HEADER_SIZE or header_size + data_size != size:
-            raise CompileError(f"{artifact.name} is not a whole NEFF: its header tells of {header_size} + {data_size} "
-                               f"bytes, and it has {size}")  # fmt: skip
+            raise CompileError(
+                f"{artifact.name} is not a whole NEFF: its header tells of {header_size} + {data_size} "
+                f"bytes, and it has {size}"
+            )
 
     def required_features(self, target: Target) -> tuple[str, ...]:
         """None: the artifact runs on the device."""
@@ -119,14 +131,14 @@ def _binary() -> Path:
     return found
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _find(path: str) -> Path | None:
     """The program's absolute path, looked for once in each value of PATH."""
     found = shutil.which("neuronx-cc", path=path) or shutil.which(Path(sys.executable).with_name("neuronx-cc"))
     return Path(found).absolute() if found else None
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _version(binary: str) -> str:
     if Path(binary).parent == Path(sys.executable).parent:
         try:
@@ -146,9 +158,12 @@ def _ask_version(binary: str) -> tuple[str, str]:
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
-                [binary, "--version"], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                [binary, "--version"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except OSError as error:
             raise CompileError(f"{binary} can't be started: {error}") from None
         try:

@@ -91,8 +91,13 @@ class Supervisor:
             kill_descendants()
             shutil.rmtree(self.scratch, ignore_errors=True)
         largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-        return Result(outcome=outcome, returncode=returncode, error=error, seconds=time.monotonic() - begin,
-                      peak_memory_bytes=max(self.peak, largest))  # fmt: skip
+        return Result(
+            outcome=outcome,
+            returncode=returncode,
+            error=error,
+            seconds=time.monotonic() - begin,
+            peak_memory_bytes=max(self.peak, largest),
+        )
 
     def _start(self, log: IO[bytes]) -> int:
         def die_with_supervisor() -> None:
@@ -104,9 +109,15 @@ class Supervisor:
         # Temporary files belong to the scratch folder too; the caller also knows the compiler's processes by this.
         environment = {**os.environ, "TMPDIR": str(self.scratch)}
         process = subprocess.Popen(
-            self.job["command"], cwd=self.scratch, env=environment, stdin=subprocess.DEVNULL, stdout=log,
-            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with_supervisor,
-        )  # fmt: skip
+            self.job["command"],
+            cwd=self.scratch,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_supervisor,
+        )
         process.returncode = 0  # reaped by _watch, with the rest of the family
         return process.pid
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vllm_neuron.execute.executor import Inputs, staging
+from vllm_neuron.execute.base import Inputs, staging
 from vllm_neuron.model.buckets import Bucket, BucketTable
 
 Ints = npt.NDArray[np.integer]

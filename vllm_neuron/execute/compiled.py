@@ -10,7 +10,7 @@ import torch
 
 from vllm_neuron.abi import InputName, TensorSpec
 from vllm_neuron.errors import NeuronError
-from vllm_neuron.execute.executor import Inputs
+from vllm_neuron.execute.base import Inputs
 from vllm_neuron.execute.start_report import StartClock
 from vllm_neuron.graphs.graph_set import PreparedGraph
 from vllm_neuron.graphs.loaded_model import LoadedModel

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from vllm_neuron.execute.executor import Inputs
+from vllm_neuron.execute.base import Inputs
 from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.model.step import STEP_INPUTS, StepModel
 

@@ -28,7 +28,7 @@ from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.model.groups import init_groups_alone
 from vllm_neuron.model.kv import planned_blocks
 from vllm_neuron.model.late_weights import create_late_weights
-from vllm_neuron.model.patches import building_without_values, set_ir_defaults, without_accelerator
+from vllm_neuron.model.patches.building import building_without_values, set_ir_defaults, without_accelerator
 from vllm_neuron.model.refusals import in_one_line, refused_model
 from vllm_neuron.model.step import STEP_INPUTS, StepModel, step_inputs
 from vllm_neuron.routes import Route, current_route, lower

@@ -88,8 +88,10 @@ def psabi_levels(features: Iterable[str] | None = None) -> list[str]:
     have = host_features() if features is None else frozenset(features)
     levels = [level for level, needed in LEVELS.items() if have.issuperset(needed)]
     if not levels:
-        raise IncompatibleHostError(f"this processor ({platform.machine()}) is neither x86-64 nor 64-bit Arm, "
-                                    "and only these can run CPU artifacts")  # fmt: skip
+        raise IncompatibleHostError(
+            f"this processor ({platform.machine()}) is neither x86-64 nor 64-bit Arm, "
+            "and only these can run CPU artifacts"
+        )
     return levels[::-1]
 
 

@@ -8,9 +8,8 @@ from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError, IncompatibleHostError
 from vllm_neuron.host.cpu import available_memory_bytes
 from vllm_neuron.model.step import StepModel
-from vllm_neuron.targets import Target, compile_target
+from vllm_neuron.targets import GiB, Target, compile_target
 
-GiB = 1 << 30
 HOST_BUDGET = 2 * GiB
 
 

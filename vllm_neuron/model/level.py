@@ -3,8 +3,8 @@
 vLLM notes nowhere whether a level was chosen: its default is a level too, and a finished configuration holds a member
 of ``OptimizationLevel`` whichever it was. The last place that can tell is the constructor of ``VllmConfig``, which is
 given that member itself for the default, and what the user gave otherwise: a number in ``LLM(...)``, text on a command
-line. So the level is settled there, before it is validated; see ``patches``. From then on it is a plain value of the
-configuration, which goes to vLLM's other processes with it.
+line. So the level is settled there, before it is validated; see ``patches.configuration``. From then on it is a plain
+value of the configuration, which goes to vLLM's other processes with it.
 
 Looked up in vLLM 0.32 and 0.33. This can go when a configuration says what of it was given.
 """
@@ -54,7 +54,7 @@ def settle_level(arguments: dict[str, Any]) -> None:
         _log_once(f"Using default optimization level O{int(default)} on the Neuron native route")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _log_once(line: str) -> None:
     """Log a start-up line once, in the first process: vLLM makes its configuration again in others."""
     if multiprocessing.parent_process() is None:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from vllm.model_executor.model_loader import get_model_loader
 
-from vllm_neuron.model.patches import before_weights
+from vllm_neuron.model.patches.building import before_weights
 from vllm_neuron.model.step import check_layers
 
 

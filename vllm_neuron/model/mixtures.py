@@ -17,7 +17,7 @@ from vllm.model_executor.layers.fused_moe.router import fused_topk_router
 from vllm.model_executor.layers.fused_moe.runner import moe_runner
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
-from vllm_neuron.model.patches import open_mixture, route_by
+from vllm_neuron.model.patches.mixtures import open_mixture, route_by
 
 
 @UnquantizedFusedMoEMethod.register_oot

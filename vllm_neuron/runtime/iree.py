@@ -140,8 +140,10 @@ class IreeExecutable:
         from iree.runtime import VmVariantList
 
         if os.getpid() != self._pid:
-            raise RuntimeError(f"{self.artifact} was loaded before a fork, by process {self._pid}, and can be called "
-                               "in that one only. Load it again in this process")  # fmt: skip
+            raise RuntimeError(
+                f"{self.artifact} was loaded before a fork, by process {self._pid}, and can be called "
+                "in that one only. Load it again in this process"
+            )
         outputs = VmVariantList(len(self.abi.outputs))
         self._context.invoke(self._main, arguments, outputs)
         return outputs

@@ -74,8 +74,10 @@ def check(vllm_config: Any) -> None:
             f"{envs.CPU_COMPILE.name}=1 to compile for it, or {envs.TARGET_OVERRIDE.name}=cpu"
         )
     if compiler_arguments(vllm_config.additional_config) and target.compiler != "neuronx-cc":
-        raise ConfigError(f"compiler_args are for neuronx-cc, and {target.name} is compiled by {target.compiler}: "
-                          "drop them from neuron_config")  # fmt: skip
+        raise ConfigError(
+            f"compiler_args are for neuronx-cc, and {target.name} is compiled by {target.compiler}: "
+            "drop them from neuron_config"
+        )
     refused = [_refusal(feature, advice) for feature, asked, advice in REFUSED if asked(vllm_config)]
     if refused:
         raise ConfigError(". ".join(refused))
@@ -114,7 +116,7 @@ def warn_about_ignored(vllm_config: Any) -> None:
             _warn_once(f"{option} has no effect on the Neuron platform for the target {compile_target().name}")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _warn_once(message: str) -> None:
     logger.warning(message)
 

@@ -12,7 +12,7 @@ from vllm_neuron import envs
 from vllm_neuron.errors import ConfigError, NeuronError
 from vllm_neuron.model.buckets import neuron_config
 from vllm_neuron.model.checkpoint import check_model_folder
-from vllm_neuron.model.patches import after_parsing
+from vllm_neuron.model.patches.configuration import after_parsing
 from vllm_neuron.serve.mistakes import tell_in_one_line
 
 _parsed = False

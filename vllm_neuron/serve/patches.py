@@ -1,6 +1,6 @@
 """What this package changes of vLLM's engine and server in a process: each change, its reason, and when it can go.
 
-As ``model/patches.py`` is for what builds and configures a model. Looked up in vLLM 0.32.0.
+As ``model/patches/`` is for what builds and configures a model. Looked up in vLLM 0.32.0.
 """
 
 from __future__ import annotations

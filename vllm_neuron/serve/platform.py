@@ -13,16 +13,16 @@ from vllm.platforms.interface import Platform, PlatformEnum
 from vllm_neuron import envs, logs, metrics
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.execute.start_report import note_process_start
-from vllm_neuron.model import patches
-from vllm_neuron.model.stand_ins import stand_in_for_torchvision
+from vllm_neuron.model.patches import configuration
+from vllm_neuron.model.patches.inspection import shorten_inspection_errors
+from vllm_neuron.model.patches.torchvision import stand_in_for_torchvision
 from vllm_neuron.serve import checks, command_line, lifetime
-from vllm_neuron.serve.inspection import shorten_inspection_errors
 from vllm_neuron.targets import compile_target
 
 WORKER = "vllm_neuron.serve.worker.NeuronWorker"
 COMPILE_ONLY_WORKER = "vllm_neuron.serve.compile_worker.CompileOnlyWorker"
 
-patches.set_vllm_variables()
+configuration.set_vllm_variables()
 # vLLM imports this module before anything of Prometheus.
 metrics.share()
 note_process_start()
@@ -126,7 +126,7 @@ class NeuronPlatform(Platform):
             return
         with command_line.refusing():
             envs.check_environment()
-        patches.extend_configurations()
+        configuration.extend_configurations()
 
     @classmethod
     def validate_request(cls, processed_inputs: Any, params: Any) -> None:

@@ -14,8 +14,8 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
 from vllm_neuron import metrics
+from vllm_neuron.execute.base import GraphExecutor, Inputs
 from vllm_neuron.execute.batch import StepBuilder
-from vllm_neuron.execute.executor import GraphExecutor, Inputs
 from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.serve.prompt_logprobs import PromptLogprobs
 from vllm_neuron.serve.requests import RunningRequests

@@ -72,10 +72,12 @@ def _drop_ends_without_a_row(vllm_config: Any, params: Any) -> None:
     if missing := _without_a_row(params._all_stop_token_ids, rows):
         params.stop_token_ids = [token for token in params.stop_token_ids if token not in missing]
         params._all_stop_token_ids = params._all_stop_token_ids.difference(missing)
-        _warn_once(f"End tokens {missing} of this model's folder have no row in its vocabulary of {rows}: they never "
-                   "end an answer")  # fmt: skip
+        _warn_once(
+            f"End tokens {missing} of this model's folder have no row in its vocabulary of {rows}: they never "
+            "end an answer"
+        )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _warn_once(message: str) -> None:
     logger.warning(message)

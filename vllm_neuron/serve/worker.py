@@ -21,15 +21,15 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from vllm_neuron import envs, metrics
 from vllm_neuron.errors import EngineFailedError, UnsupportedError
+from vllm_neuron.execute.base import GraphExecutor, allocate
 from vllm_neuron.execute.eager import EagerExecutor
-from vllm_neuron.execute.executor import GraphExecutor, allocate
 from vllm_neuron.execute.start_report import StartClock, log_start
 from vllm_neuron.host.cpu import usable_cores
 from vllm_neuron.model.buckets import buckets_for
 from vllm_neuron.model.groups import init_groups_alone
 from vllm_neuron.model.kv import check_host_memory, kv_bytes_per_block, planned_blocks
 from vllm_neuron.model.loading import load_model
-from vllm_neuron.model.patches import without_accelerator
+from vllm_neuron.model.patches.building import without_accelerator
 from vllm_neuron.model.step import StepModel, model_inputs
 from vllm_neuron.serve.lifetime import end_with_parent, ends_engine, free_at_exit
 from vllm_neuron.serve.patches import refuse_sleep

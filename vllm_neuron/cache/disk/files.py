@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from vllm_neuron import digests
-from vllm_neuron.cache.disk import hashing
+from vllm_neuron.cache.disk import file_digest
 from vllm_neuron.cache.disk.progress import Progress
 from vllm_neuron.errors import NeuronError
 
@@ -119,7 +119,7 @@ def copy_exactly(
 
         def move(span: tuple[int, int]) -> bytes:
             place, hashed = span[0], hashlib.sha256()
-            for data in hashing.read_span(source.fileno(), *span):
+            for data in file_digest.read_span(source.fileno(), *span):
                 hashed.update(data)
                 if target is not None:
                     target.write_at(place, data)
@@ -129,7 +129,7 @@ def copy_exactly(
                 raise NotAsExpected(f"{name} ended {size - place} bytes before its {size}")
             return hashed.digest()
 
-        content = digests.of_pieces(hashing.over(move, digests.pieces(size)))
+        content = digests.of_pieces(file_digest.over(move, digests.pieces(size)))
         if sync and target is not None:
             os.fsync(target.descriptor)
     return content

@@ -70,8 +70,11 @@ class KeyLock:
         if state is LockState.SILENT:
             logger.warning(
                 "The process that holds %s lives but has shown no sign of life for %.0f s. Working without it; "
-                "`fuser %s` names it.", self._lock.path, timeout, self._lock.path,
-            )  # fmt: skip
+                "`fuser %s` names it.",
+                self._lock.path,
+                timeout,
+                self._lock.path,
+            )
         return state
 
     def release(self) -> None:

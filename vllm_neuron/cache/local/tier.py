@@ -82,8 +82,11 @@ class LocalTier:
             try:
                 self._quarantine(key, found)
             except OSError as error:
-                self._warn_once(key, f"The cache entry {path} is passed over, and can't be moved away ({error}): "
-                                     f"it is {found.state.value} ({found.reason}).")  # fmt: skip
+                self._warn_once(
+                    key,
+                    f"The cache entry {path} is passed over, and can't be moved away ({error}): "
+                    f"it is {found.state.value} ({found.reason}).",
+                )
         elif found.state is EntryState.FOREIGN:
             self._warn_once(key, f"The cache entry {path} is passed over: {found.reason}.")
         hits = (private.lookup(key) for private in self._privates.values())
@@ -237,8 +240,10 @@ class LocalTier:
             self._refusal = reason
             logger.warning(
                 "The cache folder %s can't be written to (%s). Its entries are used; new ones are kept in a temporary "
-                "folder, for this process only.", self.root, reason,
-            )  # fmt: skip
+                "folder, for this process only.",
+                self.root,
+                reason,
+            )
 
     def _fallback(self) -> PrivateTier:
         # By process id: what a forked child stores must not go when its parent ends, and its folder with it.

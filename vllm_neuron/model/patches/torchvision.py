@@ -2,7 +2,8 @@
 
 PyPI's torchvision does not load beside the torch that is built for CPUs alone ("operator torchvision::nms does not
 exist"), and vLLM 0.32 and 0.33 import it, themselves or by way of transformers, for the image processors that share a
-module with text models. No image is ever processed here.
+module with text models. No image is ever processed here. Checked on torch 2.13.0; can go when PyPI's torchvision loads
+beside torch's CPU build, or when vLLM imports it only for models that take images.
 """
 
 from __future__ import annotations

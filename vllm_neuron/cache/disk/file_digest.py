@@ -1,4 +1,7 @@
-"""Hashing files piece by piece, on several threads: ``hashlib`` lets other threads run. See ``digests``."""
+"""The digest of an open file, piece by piece on several threads: ``hashlib`` lets other threads run.
+
+``digests`` defines what a digest is.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_neuron.jobs.comparison import BucketResult, Comparison, Difference, Sizes
+from vllm_neuron.jobs.divergence import BucketResult, Comparison, Difference, Sizes
 from vllm_neuron.model.buckets import Bucket
 
 SIZES = Sizes(blocks=40, block_size=4, max_len=32, vocab_size=50)

@@ -1,4 +1,4 @@
-"""The comparison job: both routes and eager PyTorch, on one model, its weights and the same inputs."""
+"""The job of ``vllm-neuron compare``: both routes and eager PyTorch, on one model, its weights and the same inputs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader import get_model
 
 from vllm_neuron.abi import dtype_name
+from vllm_neuron.execute.base import allocate
 from vllm_neuron.execute.compiled import CompiledExecutor
 from vllm_neuron.execute.eager import EagerExecutor
-from vllm_neuron.execute.executor import allocate
 from vllm_neuron.execute.start_report import StartClock
 from vllm_neuron.graphs.graph_set import GraphSet
 from vllm_neuron.graphs.prepare import Policy
 from vllm_neuron.jobs.command_line import engine_config, parse
-from vllm_neuron.jobs.comparison import BucketResult, Comparison, Sizes
+from vllm_neuron.jobs.divergence import BucketResult, Comparison, Sizes
 from vllm_neuron.model.buckets import buckets_for
 from vllm_neuron.model.groups import init_groups_alone
 from vllm_neuron.model.kv import planned_blocks
 from vllm_neuron.model.level import chosen_level
-from vllm_neuron.model.patches import set_ir_defaults, without_accelerator
+from vllm_neuron.model.patches.building import set_ir_defaults, without_accelerator
 from vllm_neuron.model.step import StepModel, model_inputs
 from vllm_neuron.routes import Route, default_level
 from vllm_neuron.targets import compile_target
@@ -60,7 +60,7 @@ class ComparisonReport:
         Console(markup=False).print(table)  # A path may have brackets in it.
 
 
-def compare_command(model: str, options: Sequence[str], steps: int) -> ComparisonReport:
+def compare_routes(model: str, options: Sequence[str], steps: int) -> ComparisonReport:
     """Compare the routes on ``model`` with vLLM's command-line ``options``.
 
     Exits with 2 on an option that vLLM does not know; raises :class:`ConfigError` for a configuration that can't be
@@ -68,11 +68,11 @@ def compare_command(model: str, options: Sequence[str], steps: int) -> Compariso
     """
     arguments = parse("vllm-neuron compare", model, options)
     arguments.model = arguments.model_tag
-    return compare(engine_config(arguments, "server"), chosen_level(arguments.optimization_level), steps)
+    return _compare(engine_config(arguments, "server"), chosen_level(arguments.optimization_level), steps)
 
 
-def compare(vllm_config: Any, level: int | None, steps: int) -> ComparisonReport:
-    """Compile every graph of one configuration by both routes, and run each of them and eager PyTorch side by side.
+def _compare(vllm_config: Any, level: int | None, steps: int) -> ComparisonReport:
+    """Compile all graphs of one configuration by both routes; run each of them and eager PyTorch on the same inputs.
 
     ``level`` is the optimization level of both; None for the default of each. Raises what capture and compilers raise.
     """
@@ -115,5 +115,6 @@ def _describe(result: BucketResult) -> str:
     found = result.difference
     if found is None:
         return "none"
-    return (f"step {found.step}, sequence {found.sequence}: {found.found} for {found.expected} "
-            f"({found.margin:.1e} apart)")  # fmt: skip
+    return (
+        f"step {found.step}, sequence {found.sequence}: {found.found} for {found.expected} ({found.margin:.1e} apart)"
+    )

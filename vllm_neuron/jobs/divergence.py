@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from vllm_neuron.execute.base import GraphExecutor
 from vllm_neuron.execute.batch import Requests, StepBuilder
-from vllm_neuron.execute.executor import GraphExecutor
 from vllm_neuron.model.buckets import Bucket
 
 _SEED = 0
