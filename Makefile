@@ -8,7 +8,7 @@ export OMP_NUM_THREADS := 1
 # Files go to two workers, each to one as a whole: its fixtures are made once.
 PARALLEL := --numprocesses 2 --dist loadfile
 
-.PHONY: help setup slim test test-slow test-next lint demo bench bench-startup bench-cache bench-setup docs clean
+.PHONY: help setup slim test test-slow test-next opinfo lint demo bench bench-startup bench-cache bench-setup docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -28,6 +28,9 @@ test-slow: setup ## run the long matrices
 test-next: setup ## run what meets vLLM on the release after the pinned one
 	@tools/setup_next.sh
 	PYTHONPATH=$(CURDIR)/.venv-next $(PYTHON) -m pytest tests/model tests/graphs tests/execute tests/serve tests/jobs/test_compile_only.py tests/jobs/test_warm_start.py $(ARGS)
+
+opinfo: setup ## run torch's own operator tests by both routes (about an hour), and count what became of them
+	$(PYTHON) -m tools.opinfo $(ARGS)
 
 lint: setup ## check style, format and types
 	$(PYTHON) -m ruff check .
@@ -51,6 +54,7 @@ bench-setup: ## make .venv-stock/: stock vLLM for CPUs, for comparison only
 
 docs: setup ## write the generated reference pages
 	$(PYTHON) -m tools.generate_variable_reference
+	$(PYTHON) -m tools.generate_error_reference
 
 clean: ## remove what the targets made, but the environments
 	rm -rf .demo .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

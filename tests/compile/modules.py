@@ -20,6 +20,21 @@ def scale(factor: float) -> LoweredModule:
     return LoweredModule("stablehlo", text.encode(), Abi((spec,), (spec,)))
 
 
+def total(count: int) -> LoweredModule:
+    """The sum of ``count`` inputs float32[4], which IREE's runtime can't call with more than 31."""
+    inputs = ", ".join(f"%arg{index}: tensor<4xf32>" for index in range(count))
+    sums = "".join(
+        f"    %{index} = stablehlo.add {'%arg0' if index == 1 else f'%{index - 1}'}, %arg{index} : tensor<4xf32>\n"
+        for index in range(1, count)
+    )
+    text = (
+        f"module {{\n  func.func @main({inputs}) -> tensor<4xf32> {{\n{sums}"
+        f"    return %{count - 1} : tensor<4xf32>\n  }}\n}}\n"
+    )
+    spec = TensorSpec("float32", (4,))
+    return LoweredModule("stablehlo", text.encode(), Abi((spec,) * count, (spec,)))
+
+
 def broken() -> LoweredModule:
     """No compiler takes it."""
     spec = TensorSpec("float32", (4,))

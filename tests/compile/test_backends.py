@@ -320,6 +320,19 @@ class TestErrors:
         with torch.inference_mode():
             torch.testing.assert_close(torch.compile(linear, backend="neuron_native")(X), linear(X))
 
+    def test_parameters_are_fine_where_the_function_itself_turns_gradients_off(self) -> None:
+        linear = torch.nn.Linear(4, 3)
+        for context in (torch.no_grad, torch.inference_mode):
+
+            def run(x: Tensor, context: Callable[[], Any] = context) -> Tensor:
+                with context():
+                    return linear(x)
+
+            torch._dynamo.reset()
+            result = torch.compile(run, backend="neuron_native", fullgraph=True)(X)
+            torch.testing.assert_close(result, run(X))
+            assert not result.requires_grad
+
     def test_complex(self) -> None:
         error = caught(lambda x: x.log() * 2, torch.ones(3, dtype=torch.complex64))
         assert isinstance(error, UnsupportedOpError)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.compile.modules import broken, scale
+from tests.compile.modules import broken, scale, total
 from tests.support.cold_starts import start_cold_together
 from vllm_neuron.cache.local.tier import LocalTier
 from vllm_neuron.cache.remote.urls import open_remote
@@ -42,6 +42,16 @@ def test_compiled_once_then_found_locally_and_by_another_host(tmp_path: Path) ->
     assert other.entry.metadata.provenance == {"graph": "g"}
     (result,) = IreeExecutable(other.entry.artifact_path, other.entry.abi)([torch.arange(4.0)])
     torch.testing.assert_close(result, torch.tensor([0.0, 3.0, 6.0, 9.0]))
+
+
+def test_an_artifact_that_can_not_be_loaded_here_is_a_failure_and_is_not_kept(tmp_path: Path) -> None:
+    resolving = pipeline(tmp_path, "a", publish=Publish.REQUIRED)
+    with pytest.raises(CompileError, match=r"its own runtime can't load: .*binding") as caught:
+        resolving.resolve(total(40), {"graph": "g"})
+    assert "Traceback" not in str(caught.value)
+    assert resolving.lookup(total(40)) is None
+    assert not list(tmp_path.rglob("*.vmfb")) or list(tmp_path.glob("a/.failures/*/graph.mlir"))
+    resolving.resolve(total(8), {"graph": "g"})
 
 
 def test_nothing_is_published_unless_asked(tmp_path: Path) -> None:

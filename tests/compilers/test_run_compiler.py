@@ -16,8 +16,9 @@ import psutil
 import pytest
 from script_compiler import FAMILY, FAMILY_SIZE, ScriptCompiler, compile_with
 
-from vllm_neuron.compilers.base import run_compiler
+from vllm_neuron.compilers.base import compiler_for, run_compiler
 from vllm_neuron.errors import CompileError
+from vllm_neuron.targets import Target, known_targets
 
 COPY = "import shutil, sys; shutil.copy(sys.argv[1], sys.argv[2])"
 
@@ -234,3 +235,12 @@ def test_no_thread_and_no_descriptor_stays(tmp_path: Path) -> None:
     for _ in range(3):
         compile_with(tmp_path, COPY)
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before  # noqa: PTH208
+
+
+def test_every_target_has_the_compiler_that_it_names() -> None:
+    assert all(compiler_for(target).name == target.compiler for target in known_targets())
+
+
+def test_a_compiler_that_is_in_no_table_is_an_error() -> None:
+    with pytest.raises(CompileError, match="target tpu names the compiler 'xlac'; the compilers are: iree, neuronx-cc"):
+        compiler_for(Target("tpu", "tpu", "xlac"))

@@ -11,12 +11,12 @@ from torch import Tensor
 
 BACKENDS = ("neuron_native", "vllm_neuron")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-# In the fast suite 32 bits on both routes, which share all that is computed, and 64 bits on one.
+# In the fast suite 32 bits on both routes, which share all that is computed.
 FLOATS = [
     pytest.param(backend, dtype, id=f"{backend}-{dtype}", marks=[pytest.mark.slow] if slow else [])
     for backend in BACKENDS
     for dtype in DTYPES
-    for slow in [dtype.itemsize == 2 or (dtype == torch.float64 and backend != "neuron_native")]
+    for slow in [dtype != torch.float32]
 ]
 INF, NAN = math.inf, math.nan
 

@@ -132,6 +132,8 @@ class Metadata(BaseModel):
 class ForeignFormat(NotAsExpected):
     """Metadata of a format version that another release writes."""
 
+    code = "foreign-format"
+
 
 def parse_metadata(data: bytes, key: str) -> Metadata:
     """The metadata of ``key`` from the bytes of its ``metadata.json``; ``NotAsExpected`` where they are anything else.

@@ -30,6 +30,8 @@ ENTRY, MANIFEST = "cache entry", "manifest"
 class UntrustedEntryError(CacheError):
     """An entry or a manifest has no signature by a key that is trusted here."""
 
+    code = "untrusted-entry"
+
 
 def signature(key: str, metadata: bytes, kind: str = ENTRY) -> bytes | None:
     """The text of ``metadata.sig`` for an entry's key and the bytes of its ``metadata.json``; None: nothing signs here.

@@ -16,6 +16,7 @@ from vllm_neuron.compile.failures import forget_failure, keep_failure
 from vllm_neuron.compilers.base import Compiler, CompileReport, run_compiler
 from vllm_neuron.errors import CompileError, CompilerMemoryError
 from vllm_neuron.host.cpu import available_memory_bytes
+from vllm_neuron.runtime.iree import why_not_loaded
 
 logger = logging.getLogger("vllm.neuron.compile")
 
@@ -24,26 +25,42 @@ _GiB = 1 << 30
 
 @dataclass(frozen=True)
 class Work:
-    """What is compiled: ``module_file`` and ``artifact_file`` are names; ``about`` is for a person."""
+    """What is compiled: ``module_file`` and ``artifact_file`` are names; ``about`` is for a person.
+
+    ``runs_here`` says that this host is one to load the artifact on.
+    """
 
     key: str
     module_file: str
     artifact_file: str
     flags: Sequence[str]
     about: str
+    runs_here: bool
 
 
 def compile_admitted(local: LocalTier, compiler: Compiler, work: Work, folder: Path) -> CompileReport:
     """Compile ``work`` in ``folder``, within the bounds of the host that the processes around ``local`` share.
 
-    Raises ``CompileError`` with a diagnosis, and keeps what reproduces the failure: see ``failures``.
+    Raises ``CompileError`` with a diagnosis, also for an artifact that should load here and does not, and keeps what
+    reproduces the failure: see ``failures``.
     """
     try:
         report = _compile(local.shared_folder("slots"), compiler, work, folder)
+        if work.runs_here:
+            _check_loads(compiler, report)
     except CompileError as error:
         raise type(error)(keep_failure(local, work.key, folder, work.about, str(error))) from None
     forget_failure(local, work.key)
     return report
+
+
+def _check_loads(compiler: Compiler, report: CompileReport) -> None:
+    reason = why_not_loaded(report.artifact)
+    if reason:
+        raise CompileError(
+            f"{compiler.name} made an artifact that its own runtime can't load: {reason}. It is not kept. Split the "
+            f"function into smaller ones, and report it: what reproduces it is beside the log. Log: {report.log}"
+        )
 
 
 def _compile(slots: Path | None, compiler: Compiler, work: Work, folder: Path) -> CompileReport:

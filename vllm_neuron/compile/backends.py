@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from vllm_neuron import __version__, envs, logs
 from vllm_neuron.cache.entry import Entry
@@ -110,10 +110,10 @@ def _refuse_options(options: dict[str, Any]) -> None:
 
 def _compile(gm: GraphModule, example_inputs: Sequence[Any], route: Route, finish: _Finish) -> Compiled:
     check_available(route)
-    if torch.is_grad_enabled() and any(_requires_grad(value) for value in example_inputs):
+    if torch.is_grad_enabled() and any(map(_requires_grad, gm.graph.output_node().all_input_nodes)):
         raise UnsupportedError(
-            "a compiled graph has no backward pass, and an input or a parameter requires grad: call the model under "
-            "torch.no_grad() or torch.inference_mode(), or detach its inputs"
+            "a compiled graph has no backward pass, and a result requires grad, as an input or a parameter does: call "
+            "the model under torch.no_grad() or torch.inference_mode(), or detach its inputs"
         )
 
     def compile_static(inputs: Sequence[Any]) -> Compiled:
@@ -138,7 +138,8 @@ def _compile(gm: GraphModule, example_inputs: Sequence[Any], route: Route, finis
     return compile_static(example_inputs)
 
 
-def _requires_grad(value: Any) -> bool:
+def _requires_grad(node: Node) -> bool:
+    value = node.meta.get("example_value")
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 

@@ -180,7 +180,8 @@ class Pipeline:
     def _compile(self, module: LoweredModule, request: CompileRequest, provenance: Mapping[str, Any]) -> Entry:
         key, compiler = request.key, request.compiler
         about = f"{provenance.get('graph', 'a graph of user code')} for {request.target.name} (key {key.digest})"
-        work = Work(key.digest, request.module_file(module), request.artifact_file, request.flags, about)
+        given, made = request.module_file(module), request.artifact_file
+        work = Work(key.digest, given, made, request.flags, about, request.target.runs_here)
 
         def fill(folder: Path) -> None:
             for name, data in request.files(module).items():

@@ -15,7 +15,7 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -81,15 +81,31 @@ class CompileReport:
     log: Path
 
 
-def compiler_for(target: Target) -> Compiler:
-    """The compiler of the target."""
-    if target.compiler == "iree":
-        from vllm_neuron.compilers.iree import IreeCompiler
+def _iree() -> Compiler:
+    from vllm_neuron.compilers.iree import IreeCompiler
 
-        return IreeCompiler()
+    return IreeCompiler()
+
+
+def _neuronx_cc() -> Compiler:
     from vllm_neuron.compilers.neuronx_cc import NeuronxCompiler
 
     return NeuronxCompiler()
+
+
+# By the name that a target gives. Each is imported when it is asked for: a start that only hits loads no compiler.
+_COMPILERS: dict[str, Callable[[], Compiler]] = {"iree": _iree, "neuronx-cc": _neuronx_cc}
+
+
+def compiler_for(target: Target) -> Compiler:
+    """The compiler of the target. Raises ``CompileError`` where the target names none of those that there are."""
+    make = _COMPILERS.get(target.compiler)
+    if make is None:
+        raise CompileError(
+            f"the target {target.name} names the compiler {target.compiler!r}; the compilers are: "
+            f"{', '.join(_COMPILERS)}. Add it to the table in compilers/base.py"
+        )
+    return make()
 
 
 def check_compiler(target: Target) -> None:
@@ -242,8 +258,9 @@ def _ending(job: Job, result: Result | None) -> str:
 
 def _memory_advice() -> str:
     workers = envs.COMPILE_WORKERS
-    return ("Most likely the machine ran out of memory: "
-            f"lower {workers.name} (now {workers.get()}), or give it more memory")  # fmt: skip
+    return (
+        f"Most likely the machine ran out of memory: lower {workers.name} (now {workers.get()}), or give it more memory"
+    )
 
 
 def _read_log(log: Path, pattern: re.Pattern[str]) -> tuple[str, str]:

@@ -25,6 +25,8 @@ from vllm_neuron.runtime.iree import ALIGNMENT, IreeExecutable
 class BindingError(NeuronError, RuntimeError):
     """A graph expects an input that the loaded model does not have, or has in another shape or dtype."""
 
+    code = "binding"
+
 
 class GraphSource(Protocol):
     """Whoever prepares the graphs, while the weights load."""

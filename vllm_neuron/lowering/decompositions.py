@@ -11,10 +11,14 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from vllm_neuron.lowering import division, recurrent, scatters, sorting, special
+from vllm_neuron.lowering.attention import fused_attention
+from vllm_neuron.lowering.clamps import clamps
 from vllm_neuron.lowering.denormals import reciprocal
 from vllm_neuron.lowering.doubles import doubles
+from vllm_neuron.lowering.edges import edges
 from vllm_neuron.lowering.powers import powers
 from vllm_neuron.lowering.reductions import reductions
+from vllm_neuron.lowering.several_steps import several_steps
 
 _aten = torch.ops.aten
 
@@ -56,7 +60,11 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
     table |= reductions(table)
     return {
         **table,
+        **fused_attention(),
         **powers(table),
+        **several_steps(table),
+        **clamps(),
+        **edges(),
         _aten.topk.default: sorting.topk,
         _aten.sort.default: sorting.sort,
         _aten.sort.stable: sorting.sort_stable,
@@ -90,11 +98,8 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
         _aten.trunc.default: _trunc,
         _aten.roll.default: _roll,
         _aten.clamp.default: _clamp,
-        _aten.unfold.default: _unfold,
         _aten.diagonal.default: _diagonal,
         **{scalar: _with_tensor(tensor) for scalar, tensor in _BITWISE.items()},
-        _aten.__lshift__.Tensor: _aten.bitwise_left_shift.Tensor,
-        _aten.__rshift__.Tensor: _aten.bitwise_right_shift.Tensor,
     }
 
 
@@ -172,14 +177,6 @@ def _clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Any
     """Of integers between floats, floats."""
     dtype = functools.reduce(torch.promote_types, [torch.result_type(x, b) for b in (min, max) if b is not None])
     return NotImplemented if dtype == x.dtype else x.to(dtype).clamp(min, max)
-
-
-def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    dimension %= x.dim()
-    starts = torch.arange(0, x.shape[dimension] - size + 1, step, device=x.device)
-    index = (starts[:, None] + torch.arange(size, device=x.device)).reshape(-1)
-    shape = [*x.shape[:dimension], len(starts), size, *x.shape[dimension + 1 :]]
-    return x.index_select(dimension, index).view(shape).movedim(dimension + 1, -1)
 
 
 def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:

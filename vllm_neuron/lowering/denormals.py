@@ -84,7 +84,8 @@ def _inspect(value: Any) -> tuple[Any, Any]:
     magnitude = _op("and", bits, splat(shape, integer, (1 << int(integer[1:]) - 1) - 1))
     # As signed numbers: IREE 3.13 looks at the type alone, and these have no sign of their own.
     above = compare(magnitude, splat(shape, integer, 0), "GT", "SIGNED")
-    return bits, _op("and", above, compare(magnitude, splat(shape, integer, 1 << fraction), "LT", "SIGNED"))
+    below = compare(magnitude, splat(shape, integer, 1 << fraction), "LT", "SIGNED")
+    return bits, _op("and", above, below)
 
 
 def _op(name: str, *operands: Any) -> Any:

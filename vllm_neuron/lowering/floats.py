@@ -96,7 +96,9 @@ def log2(x: Tensor) -> Pair:
     whole, rest = _sum(whole, rest + logarithm[1])
     bits = x.view(torch.int64)
     is_positive = (bits > 0) & (bits < _INFINITY)
-    return torch.where(is_positive, whole, x.log()), torch.where(is_positive, rest, 0.0)
+    is_below = (bits < 0) & (bits != -1 << 63)
+    special = torch.where(is_below, float("nan"), x.log())
+    return torch.where(is_positive, whole, special), torch.where(is_positive, rest, 0.0)
 
 
 def exp2(x: Pair) -> Tensor:

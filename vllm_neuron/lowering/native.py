@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vllm_neuron.errors import UnsupportedOpError
-from vllm_neuron.lowering import literals, passes, protection, stablehlo
+from vllm_neuron.lowering import dispatches, literals, passes, protection, stablehlo
 from vllm_neuron.lowering.canonical import CanonicalGraph, tensor_spec
 from vllm_neuron.lowering.module import LoweredModule
 
@@ -47,6 +47,7 @@ def lower(graph: CanonicalGraph) -> LoweredModule:
     _run(module, _SIMPLIFY)
     stablehlo.rewrite(module)
     _run(module, _CLEAN)
+    dispatches.split_wide(module)
     protection.protect(module, graph.abi.aliases)
     text = module.operation.get_asm(enable_debug_info=False)
     return LoweredModule("stablehlo", text.encode(), graph.abi)

@@ -25,7 +25,7 @@ _Number = Tensor | float
 _LOG10_2 = (0.3010299956639812, -2.8037281277851704e-18)
 # The most factors that a whole exponent is made a product of.
 _FACTORS = 64
-# As torch computes them: in the type of the result, and float16 in 32 bits.
+# As torch computes them, but for float16, where the root of minus infinity is infinity.
 _DIRECT: dict[float, Callable[[Tensor], Tensor]] = {
     0.5: torch.sqrt,
     -0.5: torch.rsqrt,
@@ -79,8 +79,8 @@ def _power(x: _Number, y: _Number) -> Any:
         # A square of these is left to the compilers, which multiply.
         if y == 2 and x.dtype == dtype and dtype in (torch.float32, torch.float64):
             return NotImplemented
-        if y in _DIRECT:
-            return _DIRECT[y](x.to(torch.float32 if dtype == torch.float16 else dtype)).to(dtype)
+        if y in _DIRECT and dtype != torch.float16:
+            return _DIRECT[y](x.to(dtype))
         if float(y).is_integer() and abs(y) <= (1 if dtype == torch.float64 else _FACTORS):
             return narrowed(_product(widened(x.to(dtype)), int(y)), dtype)
     device = (x if isinstance(x, Tensor) else y).device  # type: ignore[union-attr]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from vllm_neuron.lowering import denormals
+from vllm_neuron.lowering.arctangent import signed_angle
 from vllm_neuron.lowering.builders import (
     build,
     compare,
@@ -215,7 +216,11 @@ def _accumulate_wide(operation: Any) -> None:
     element = element_of(operation.result)
     if element in ("bf16", "f16"):
         result = tensor_type(shape_of(operation.result), "f32")
-        wide = build(operation.name, [result], operation.operands, _attributes(operation)).result
+        operands = list(operation.operands)
+        if operation.name == "stablehlo.convolution":
+            # IREE 3.13 makes a product of one with a window of one element, and takes its types for equal.
+            operands = [convert(operand, "f32") for operand in operands]
+        wide = build(operation.name, [result], operands, _attributes(operation)).result
         replace(operation, convert(wide, element))
 
 
@@ -243,6 +248,7 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "stablehlo.floor": denormals.keep_operand,
     "stablehlo.log": denormals.logarithm,
     "stablehlo.compare": _compare,
+    "stablehlo.atan2": signed_angle,
     "stablehlo.sine": reduce_angle,
     "stablehlo.cosine": reduce_angle,
     "stablehlo.tan": reduce_angle,

@@ -60,6 +60,21 @@ def _host(pid: int) -> _Host:
     return host
 
 
+def why_not_loaded(artifact: Path) -> str:
+    """Why IREE's runtime can't load the module, in its own words; "" where it can. Leaves no threads behind."""
+    from iree.runtime import VmContext, VmInstance, VmModule, create_hal_module
+    from iree.runtime._binding import create_hal_driver, disable_leak_checker
+
+    disable_leak_checker()
+    instance, device = VmInstance(), create_hal_driver("local-sync").create_default_device()
+    try:
+        module = VmModule.mmap(instance, str(artifact))
+        VmContext(instance, [create_hal_module(instance, device), module])
+    except (LookupError, RuntimeError, ValueError) as error:
+        return next(iter(str(error).splitlines())).rstrip(" ;")
+    return ""
+
+
 class IreeExecutable:
     """The function ``main`` of one artifact, in the process that loads it. See ``runtime.base.Executable``."""
 
@@ -87,7 +102,7 @@ class IreeExecutable:
                 raise ValueError("it has no function main")
             hal = create_hal_module(self._host.instance, self._host.device)
             self._context = VmContext(self._host.instance, [hal, module])
-        except (ValueError, RuntimeError) as error:
+        except (LookupError, RuntimeError, ValueError) as error:
             kind = IncompatibleHostError if "INCOMPATIBLE" in str(error) else DamagedEntryError
             raise kind(f"{artifact} can't be loaded: {error}") from error
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
+from vllm_neuron.errors import NeuronError
 from vllm_neuron.serve import patches
 
 logger = logging.getLogger("vllm.neuron.requests")
@@ -20,8 +21,10 @@ logger = logging.getLogger("vllm.neuron.requests")
 _IDS_OF_PARAMS = ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids")
 
 
-class TokenIdError(VLLMValidationError, ValueError):
+class TokenIdError(NeuronError, VLLMValidationError, ValueError):
     """A token id that the model has no row for: status 400 from a server, a ``ValueError`` from ``LLM``."""
+
+    code = "token-id"
 
 
 def check_requests() -> None:

@@ -16,6 +16,7 @@ from typing import TypeAlias
 from vllm_neuron import digests
 from vllm_neuron.cache.disk import hashing
 from vllm_neuron.cache.disk.progress import Progress
+from vllm_neuron.errors import NeuronError
 
 Identity: TypeAlias = tuple[int, int, int, int, int]
 """Device, inode, size, and times of last change of content and of inode: equal means that it is the same file."""
@@ -23,8 +24,10 @@ Identity: TypeAlias = tuple[int, int, int, int, int]
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class NotAsExpected(Exception):
+class NotAsExpected(NeuronError):
     """A file is missing, of another size, or not a plain file. The message names the file, for a person."""
+
+    code = "unexpected-file"
 
 
 def open_plain(path: str | Path, folder: int | None = None) -> FileIO:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from vllm_neuron.errors import NeuronError
 
-class Abandoned(OSError):
+
+class Abandoned(NeuronError, OSError):
     """Nobody waits any more for this transfer."""
+
+    code = "transfer-abandoned"
 
 
 class Progress:

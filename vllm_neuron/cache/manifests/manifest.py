@@ -35,6 +35,8 @@ Spec = tuple[
 class ManifestError(CacheError):
     """A manifest is truncated, damaged, another graph's, or of another form than this release writes."""
 
+    code = "manifest"
+
 
 class Manifest(BaseModel):
     """One captured graph. Consistent in itself: the parts give the key, ``checksum`` is over all the rest.

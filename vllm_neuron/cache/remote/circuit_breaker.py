@@ -24,6 +24,8 @@ T = TypeVar("T")
 class RemoteDownError(CacheError):
     """A store that failed a moment ago is not asked again yet."""
 
+    code = "remote-down"
+
 
 class CircuitBreaker:
     """Lets calls to the store ``name`` through, but for three things.

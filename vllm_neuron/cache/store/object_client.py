@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from vllm_neuron.cache.store.base import Stored
 from vllm_neuron.cache.store.proxies import s3_proxies
-from vllm_neuron.errors import ConfigError
+from vllm_neuron.errors import ConfigError, NeuronError
 
 _CONNECT_SECONDS, _READ_SECONDS = 5, 20
 _S3_ENDPOINT = "https://s3.amazonaws.com"
@@ -28,8 +28,10 @@ SCHEMES = tuple(_PACKAGES)
 T = TypeVar("T")
 
 
-class ConflictError(OSError):
+class ConflictError(NeuronError, OSError):
     """Something else is at a path than a write counts on: another process was there first."""
+
+    code = "store-conflict"
 
 
 class ObjectClient:

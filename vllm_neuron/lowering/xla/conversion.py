@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_neuron.lowering import protection, stablehlo
+from vllm_neuron.lowering import dispatches, protection, stablehlo
 from vllm_neuron.lowering.module import LoweredModule
 
 _SIMPLIFY = "func.func(stablehlo-aggressive-simplification)"
@@ -20,6 +20,7 @@ def hlo_to_stablehlo(module: LoweredModule) -> bytes:
     _run(converted, _CLEAN)
     stablehlo.rewrite(converted)
     _run(converted, _CLEAN)
+    dispatches.split_wide(converted)
     protection.protect(converted, module.abi.aliases)
     text: str = converted.operation.get_asm(enable_debug_info=False)
     return text.encode()

@@ -159,6 +159,7 @@ _COMPUTED: dict[str, Callable[..., Array]] = {
     "frac": lambda x: x - jnp.trunc(x),
     "log": jnp.log,
     "log1p": jnp.log1p,
+    "logaddexp": jnp.logaddexp,
     "maximum": jnp.maximum,
     "minimum": jnp.minimum,
     "neg": jnp.negative,

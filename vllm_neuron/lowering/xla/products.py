@@ -16,6 +16,8 @@ _aten = torch.ops.aten
 
 
 def _matmul(call: Call, x: Array, y: Array) -> Array:
+    if not x.size or not y.size:
+        return jnp.zeros(call.shape, jax_dtype(call.compute_dtype))  # IREE 3.13 divides by the number of elements
     return jnp.matmul(x, y, preferred_element_type=jax_dtype(call.compute_dtype), precision=lax.Precision.HIGHEST)
 
 
@@ -44,6 +46,9 @@ def _convolution(
     if transposed:
         raise call.unsupported("a transposed convolution")
     dims = x.ndim - 2
+    # IREE 3.13 makes a product of one with a window of one element, and takes the types of its operands and result for
+    # equal.
+    x, weight = array(x, call.compute_dtype), array(weight, call.compute_dtype)
     result = lax.conv_general_dilated(
         x,
         weight,

@@ -15,6 +15,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
+from vllm_neuron.errors import UnsupportedOpError
 from vllm_neuron.lowering.canonical import CanonicalGraph
 from vllm_neuron.lowering.promotion import promote
 from vllm_neuron.lowering.xla import elementwise, indexing, products, reductions, shapes
@@ -83,7 +84,13 @@ def _result(node: Node, arguments: tuple[Any, Any]) -> Any:
     run = TABLE.get(node.target)  # type: ignore[call-overload]
     if run is None:
         raise call.unsupported()
-    return _as_captured(node.meta["val"], run(call, *args, **_meaningful(kwargs)))
+    try:
+        return _as_captured(node.meta["val"], run(call, *args, **_meaningful(kwargs)))
+    except (ArithmeticError, AssertionError, LookupError, NotImplementedError, TypeError, ValueError) as error:
+        if isinstance(error, UnsupportedOpError):
+            raise
+        # A form of the operator that its function, or JAX, does not take.
+        raise call.unsupported(next(iter(str(error).splitlines()), type(error).__name__)) from error
 
 
 def _meaningful(kwargs: dict[str, Any]) -> dict[str, Any]:
