@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from op_cases import Case, below, f32
-from test_ops import BACKENDS, check
+from test_ops import check
 from torch import Tensor, nn
 
 MASKS: dict[int | None, Tensor | None] = {
@@ -111,13 +111,16 @@ CASES: dict[str, Case] = {
         lambda x, i: (x.take(i), x[0].take(torch.tensor(0)), x[0].unfold(0, 1, 1)), (f32(8), torch.tensor(-3))
     ),
     "least of sizes": (lambda x: (torch.linalg.vector_norm(x, -math.inf), x.norm(math.inf, 0)), (f32(4, 5),)),
-    "convolution with a window of one": (
-        lambda x, w: (F.conv1d(x, w[..., 0]), F.conv2d(x[..., None], w)), (f32(1, 4, 8).bfloat16(), W)
+    "convolutions that are products": (
+        lambda x, w, y, v, z: (
+            F.conv1d(x, w[..., 0]), F.conv2d(x[..., None], w), F.conv1d(y, v), F.conv1d(z.float(), v.float())
+        ),
+        (f32(1, 4, 8).bfloat16(), W, f32(2, 2, 4).half(), f32(2, 2, 3).half(), f32(2, 2, 4).half()),
     ),
     "product over nothing": (lambda x, y: (x[:, :0] @ y[:0], x[:0] @ y), (f32(4, 5), f32(5, 3))),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["neuron_native", pytest.param("vllm_neuron", marks=pytest.mark.slow)])
 def test_equals_eager(backend: str) -> None:
     check(CASES, backend)

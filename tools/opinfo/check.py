@@ -138,7 +138,7 @@ def _failure(error: Exception) -> Outcome:
     one_line = isinstance(cause, NeuronError) and "\n" not in text
     if isinstance(cause, CompileError) or ("iree" in f"{type(cause).__module__} {text}".lower() and not one_line):
         kind = Kind.COMPILER
-    elif one_line and re.search(r"\b\w+\.\w+(\.\w+)?\(", text):
+    elif one_line and re.search(r"\b\w+\.\w+(\.\w+)?[(:]", text):
         kind = Kind.REFUSED
     elif type(cause).__module__ == "torch._dynamo.exc":
         kind = Kind.UNCAPTURED

@@ -215,11 +215,10 @@ def _failure(compiler: Compiler, job: Job, result: Result | None) -> CompileErro
     if result and result["outcome"] == "timeout":
         advice = f"If it was making progress, raise {envs.COMPILER_TIMEOUT.name}"
     operation = _operation(first_error, log.parent)
-    cause = first_error or tail.rpartition("\n")[2]
     parts = [
         f"{compiler.name} {_ending(job, result)}",
         operation and f"At {operation}",
-        cause and f"First error: {cause}",
+        first_error and f"First error: {first_error}",
         advice or (_memory_advice() if killed else _REPORT),
         f"Log: {log}",
     ]

@@ -95,6 +95,7 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
         **dict.fromkeys((_aten.fmod.Scalar, _aten.fmod.Tensor), division.fmod),
         _aten.reciprocal.default: reciprocal,
         _aten.abs.default: _abs,
+        _aten.trunc.default: _trunc,
         _aten.roll.default: _roll,
         _aten.clamp.default: _clamp,
         _aten.diagonal.default: _diagonal,
@@ -161,6 +162,11 @@ def _isfinite(x: Tensor) -> Tensor:
 
 def _abs(x: Tensor) -> Any:
     return x.clone() if x.dtype == torch.uint8 else NotImplemented
+
+
+def _trunc(x: Tensor) -> Any:
+    # torch-mlir's form of it loses the sign of a zero.
+    return torch.where(x < 0, x.ceil(), x.floor()) if x.dtype.is_floating_point else NotImplemented
 
 
 def _roll(x: Tensor, shifts: Any, dims: Any = ()) -> Any:

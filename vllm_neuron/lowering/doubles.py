@@ -23,14 +23,15 @@ def doubles() -> dict[OpOverload, Callable[..., Any]]:
     rules = {
         _aten.log1p.default: _log1p, _aten.expm1.default: _expm1, _aten.sinh.default: _sinh,
         _aten.asinh.default: _asinh, _aten.acosh.default: _acosh, _aten.atanh.default: _atanh,
+        _aten.elu.default: _elu,
     }  # fmt: skip
     return {op: _of_doubles(rule) for op, rule in rules.items()}
 
 
-def _of_doubles(rule: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
+def _of_doubles(rule: Callable[..., Tensor]) -> Callable[[Tensor], Any]:
     @functools.wraps(rule)
-    def of_doubles(x: Tensor) -> Any:
-        return rule(x) if x.dtype == torch.float64 else NotImplemented
+    def of_doubles(x: Tensor, *factors: float) -> Any:
+        return rule(x, *factors) if x.dtype == torch.float64 else NotImplemented
 
     return of_doubles
 
@@ -47,6 +48,10 @@ def _expm1(x: Tensor) -> Tensor:
     near = rest * (x / power.log())
     # Far from zero nothing is lost, and the logarithm may be infinite.
     return torch.where(power == 1, x, torch.where(x.abs() > 1, rest, near))
+
+
+def _elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
+    return torch.where(x > 0, x, (x * input_scale).expm1() * alpha) * scale
 
 
 def _sinh(x: Tensor) -> Tensor:

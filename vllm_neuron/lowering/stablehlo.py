@@ -216,12 +216,32 @@ def _accumulate_wide(operation: Any) -> None:
     element = element_of(operation.result)
     if element in ("bf16", "f16"):
         result = tensor_type(shape_of(operation.result), "f32")
-        operands = list(operation.operands)
-        if operation.name == "stablehlo.convolution":
-            # IREE 3.13 makes a product of one with a window of one element, and takes its types for equal.
-            operands = [convert(operand, "f32") for operand in operands]
-        wide = build(operation.name, [result], operands, _attributes(operation)).result
+        wide = build(operation.name, [result], operation.operands, _attributes(operation)).result
         replace(operation, convert(wide, element))
+
+
+def _convolution(operation: Any) -> None:
+    """In 32 bits, with a barrier behind each operand that was 16 bits wide, and which nothing else reads.
+
+    IREE 3.13 looks through the conversion where it makes a product of matrices of a convolution, and then takes the
+    operands' type for the result's. It does not look through a barrier.
+    """
+    element = element_of(operation.result)
+    operands = [_fenced(operand) if _is_short(operand) else operand for operand in operation.operands]
+    short = element in ("bf16", "f16")
+    result = tensor_type(shape_of(operation.result), "f32" if short else element)
+    wide = build(operation.name, [result], operands, _attributes(operation)).result
+    replace(operation, convert(wide, element) if short else wide)
+
+
+def _is_short(value: Any) -> bool:
+    converted = getattr(value.owner, "name", "") == "stablehlo.convert"
+    return any(element_of(one) in ("bf16", "f16") for one in (value, *(value.owner.operands if converted else ())))
+
+
+def _fenced(value: Any) -> Any:
+    wide = convert(value, "f32") if element_of(value) in ("bf16", "f16") else value
+    return build("stablehlo.optimization_barrier", [wide.type], [wide]).result
 
 
 def _repeated(value: Any) -> float | None:
@@ -255,5 +275,5 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "stablehlo.reduce": split_contraction,
     "stablehlo.reverse": reverse_as_signed,
     "stablehlo.dot_general": _accumulate_wide,
-    "stablehlo.convolution": _accumulate_wide,
+    "stablehlo.convolution": _convolution,
 }
