@@ -37,7 +37,7 @@ ACCEPTED = (Route.NATIVE.value, "neuron", Route.XLA.value)
 
 # What lowers a route's graphs. Nothing else names the deprecated route's folder.
 _LOWERINGS = {
-    Route.NATIVE: "vllm_neuron.lowering.native",
+    Route.NATIVE: "vllm_neuron.lowering.native.lower",
     Route.XLA: "vllm_neuron.lowering.xla",
 }
 

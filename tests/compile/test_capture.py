@@ -13,8 +13,8 @@ from vllm_neuron.abi import TensorSpec
 from vllm_neuron.compile.capture import capture
 from vllm_neuron.errors import CaptureError
 from vllm_neuron.lowering.canonical import CanonicalGraph, canonicalize
-from vllm_neuron.lowering.decompositions import decomposition_table
-from vllm_neuron.lowering.native import lower
+from vllm_neuron.lowering.decompositions.table import decomposition_table
+from vllm_neuron.lowering.native.lower import lower
 
 SPECS = {
     "inputs.slots": TensorSpec("int64", (3,)),

@@ -27,7 +27,7 @@ PROMPT = [5, 17, 300, 41]
 OF_CAPTURE = (
     "vllm_neuron.graphs.model_capture",
     "vllm_neuron.compile.capture",
-    "vllm_neuron.lowering.native",
+    "vllm_neuron.lowering.native.lower",
     "vllm_neuron.lowering.canonical",
 )
 

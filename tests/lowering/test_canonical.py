@@ -19,8 +19,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import CaptureError, UnsupportedOpError
 from vllm_neuron.lowering.canonical import CanonicalGraph, canonicalize
-from vllm_neuron.lowering.decompositions import decomposition_table
-from vllm_neuron.lowering.native import lower
+from vllm_neuron.lowering.decompositions.table import decomposition_table
+from vllm_neuron.lowering.native.lower import lower
 
 NAMES = ["kv.10", "kv.9", "unused", "weight"]
 

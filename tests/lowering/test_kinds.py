@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 from vllm_neuron.compilers.base import run_compiler
 from vllm_neuron.compilers.iree import IreeCompiler
 from vllm_neuron.errors import CompileError
-from vllm_neuron.lowering import sorting
+from vllm_neuron.lowering.decompositions import sorting
 
 TOLERANCE = {
     torch.float32: 1e-5,

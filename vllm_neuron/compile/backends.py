@@ -33,10 +33,10 @@ from vllm_neuron.compile.pipeline import Pipeline
 from vllm_neuron.compile.specialize import Specializer, is_dynamic, take_floats
 from vllm_neuron.errors import ConfigError, UnsupportedError
 from vllm_neuron.host.cpu import check_features
-from vllm_neuron.lowering.boundary import with_carriers
 from vllm_neuron.lowering.canonical import CanonicalGraph, canonicalize
-from vllm_neuron.lowering.carriers import carried, restored
-from vllm_neuron.lowering.decompositions import decomposition_table
+from vllm_neuron.lowering.decompositions.table import decomposition_table
+from vllm_neuron.lowering.shared.boundary import with_carriers
+from vllm_neuron.lowering.shared.carriers import carried, restored
 from vllm_neuron.routes import Route, check_available, current_route, default_level, lower, warn_of_deprecation
 from vllm_neuron.runtime.iree import IreeExecutable
 from vllm_neuron.targets import compile_target

@@ -19,9 +19,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.compile.patches import tracing_what_is_compiled
 from vllm_neuron.errors import CaptureError
-from vllm_neuron.lowering.boundary import with_carriers
 from vllm_neuron.lowering.canonical import CanonicalGraph, canonicalize
-from vllm_neuron.lowering.decompositions import decomposition_table
+from vllm_neuron.lowering.decompositions.table import decomposition_table
+from vllm_neuron.lowering.shared.boundary import with_carriers
 
 Forward = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 

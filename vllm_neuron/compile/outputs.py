@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from vllm_neuron.lowering.strided import storage_root
+from vllm_neuron.lowering.shared.strided import storage_root
 
 
 @dataclass(frozen=True)

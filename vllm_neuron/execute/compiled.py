@@ -15,7 +15,7 @@ from vllm_neuron.execute.start_report import StartClock
 from vllm_neuron.graphs.graph_set import PreparedGraph
 from vllm_neuron.graphs.loaded_model import LoadedModel
 from vllm_neuron.host.cpu import check_features
-from vllm_neuron.lowering.carriers import carried
+from vllm_neuron.lowering.shared.carriers import carried
 from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.model.step import StepModel
 from vllm_neuron.runtime.base import BoundCall

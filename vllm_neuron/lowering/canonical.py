@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vllm_neuron.abi import Abi, TensorSpec
 from vllm_neuron.errors import CaptureError, UnsupportedOpError
-from vllm_neuron.lowering.numbers import misfit
+from vllm_neuron.lowering.shared.numbers import misfit
 
 _aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from jax import lax
 from torch.fx import Node
 
 from vllm_neuron.errors import UnsupportedOpError
-from vllm_neuron.lowering.passes import describe
+from vllm_neuron.lowering.shared.passes import describe
 
 Array = jax.Array
 # Takes the call, then the operator's own arguments. The result may have another dtype than torch's: it is converted.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_neuron.lowering import dispatches, protection, stablehlo
 from vllm_neuron.lowering.module import LoweredModule
+from vllm_neuron.lowering.stablehlo import copy_insertion, dispatches, rewrites
 
 _SIMPLIFY = "func.func(stablehlo-aggressive-simplification)"
 # Its last step takes CHLO apart; the others find nothing of torch's to do.
@@ -18,10 +18,10 @@ def hlo_to_stablehlo(module: LoweredModule) -> bytes:
     converted = _parse(_generic_text(module.data))
     _run(converted, _WITHOUT_CHLO)
     _run(converted, _CLEAN)
-    stablehlo.rewrite(converted)
+    rewrites.rewrite(converted)
     _run(converted, _CLEAN)
     dispatches.split_wide(converted)
-    protection.protect(converted, module.abi.aliases)
+    copy_insertion.insert_copies(converted, module.abi.aliases)
     text: str = converted.operation.get_asm(enable_debug_info=False)
     return text.encode()
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vllm_neuron.errors import UnsupportedOpError
 from vllm_neuron.lowering.canonical import CanonicalGraph
-from vllm_neuron.lowering.promotion import promote
+from vllm_neuron.lowering.shared.promotion import promote
 from vllm_neuron.lowering.xla import elementwise, indexing, products, reductions, shapes
 from vllm_neuron.lowering.xla.call import Array, Call, Operator, jax_dtype, literal
 from vllm_neuron.lowering.xla.proto import without_module_id

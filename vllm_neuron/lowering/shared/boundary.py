@@ -13,10 +13,10 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vllm_neuron.errors import UnsupportedOpError
-from vllm_neuron.lowering.carriers import carried, needs_carrier
-from vllm_neuron.lowering.complex import RULES, Complex
-from vllm_neuron.lowering.decompositions import decomposition_table
-from vllm_neuron.lowering.passes import describe
+from vllm_neuron.lowering.decompositions.table import decomposition_table
+from vllm_neuron.lowering.shared.carriers import carried, needs_carrier
+from vllm_neuron.lowering.shared.complex import RULES, Complex
+from vllm_neuron.lowering.shared.passes import describe
 
 
 def with_carriers(gm: GraphModule) -> GraphModule:

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from vllm_neuron.lowering.builders import element_of, shape_of
-from vllm_neuron.lowering.stablehlo import recomputed
+from vllm_neuron.lowering.stablehlo.builders import element_of, shape_of
+from vllm_neuron.lowering.stablehlo.rewrites import recomputed
 
 # Operations whose result can be the same memory as their first operand.
 _VIEWS = frozenset(
@@ -63,7 +63,7 @@ _IDEMPOTENT = frozenset({"stablehlo.and", "stablehlo.maximum", "stablehlo.minimu
 _IN_PLACE = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter", "stablehlo.sort", "stablehlo.while"})
 
 
-def protect(module: Any, aliases: Sequence[int]) -> None:
+def insert_copies(module: Any, aliases: Sequence[int]) -> None:
     """Rewrite ``main`` of ``module``; output ``k`` is the new value of input ``aliases[k]``.
 
     Marks with ``tf.aliasing_output`` the inputs that are written in place. No simplification may follow: it

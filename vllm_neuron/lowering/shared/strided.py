@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from vllm_neuron.errors import UnsupportedOpError
-from vllm_neuron.lowering.indices import call
+from vllm_neuron.lowering.shared.indices import call
 
 _aten = torch.ops.aten
 

@@ -13,8 +13,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from vllm_neuron.lowering.builders import element_of, shape_of, splat
-from vllm_neuron.lowering.indices import call
+from vllm_neuron.lowering.shared.indices import call
+from vllm_neuron.lowering.stablehlo.builders import element_of, shape_of, splat
 
 _aten = torch.ops.aten
 

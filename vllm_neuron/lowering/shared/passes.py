@@ -11,9 +11,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from vllm_neuron.abi import TensorSpec
 from vllm_neuron.errors import UnsupportedOpError
-from vllm_neuron.lowering.indices import call, guard_indices, writes_nothing
-from vllm_neuron.lowering.promotion import promote
-from vllm_neuron.lowering.strided import replace_strided
+from vllm_neuron.lowering.shared.indices import call, guard_indices, writes_nothing
+from vllm_neuron.lowering.shared.promotion import promote
+from vllm_neuron.lowering.shared.strided import replace_strided
 
 _aten = torch.ops.aten
 _PRIMS_CONVERT = torch.ops.prims.convert_element_type.default

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from vllm_neuron.lowering import floats
-from vllm_neuron.lowering.floats import narrowed, widened
+from vllm_neuron.lowering.decompositions.arithmetic import floats
+from vllm_neuron.lowering.decompositions.arithmetic.floats import narrowed, widened
 
 _aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
-from vllm_neuron.lowering import pools
+from vllm_neuron.lowering.decompositions import pools
 
 _aten = torch.ops.aten
 

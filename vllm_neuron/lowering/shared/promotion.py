@@ -11,7 +11,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from vllm_neuron.lowering.indices import call
+from vllm_neuron.lowering.shared.indices import call
 
 _aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default

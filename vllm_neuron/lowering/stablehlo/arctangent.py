@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vllm_neuron.lowering.builders import build, compare, element_of, replace, shape_of, splat
+from vllm_neuron.lowering.stablehlo.builders import build, compare, element_of, replace, shape_of, splat
 
 
 def signed_angle(operation: Any) -> None:

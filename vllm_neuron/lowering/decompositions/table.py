@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from vllm_neuron.lowering import division, recurrent, scatters, sorting, special
-from vllm_neuron.lowering.attention import fused_attention
-from vllm_neuron.lowering.clamps import clamps
-from vllm_neuron.lowering.denormals import reciprocal
-from vllm_neuron.lowering.doubles import doubles
-from vllm_neuron.lowering.edges import edges
-from vllm_neuron.lowering.powers import powers
-from vllm_neuron.lowering.reductions import reductions
-from vllm_neuron.lowering.several_steps import several_steps
+from vllm_neuron.lowering.decompositions import recurrent, scatters, sorting
+from vllm_neuron.lowering.decompositions.arithmetic import division, special
+from vllm_neuron.lowering.decompositions.arithmetic.doubles import doubles
+from vllm_neuron.lowering.decompositions.arithmetic.powers import powers
+from vllm_neuron.lowering.decompositions.attention import fused_attention
+from vllm_neuron.lowering.decompositions.clamps import clamps
+from vllm_neuron.lowering.decompositions.edges import edges
+from vllm_neuron.lowering.decompositions.reductions import reductions
+from vllm_neuron.lowering.decompositions.several_steps import several_steps
+from vllm_neuron.lowering.stablehlo.denormals import reciprocal
 
 _aten = torch.ops.aten
 

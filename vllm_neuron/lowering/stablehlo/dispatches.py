@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_neuron.lowering.builders import build
-from vllm_neuron.lowering.stablehlo import walk
+from vllm_neuron.lowering.stablehlo.builders import build
+from vllm_neuron.lowering.stablehlo.rewrites import walk
 
 # IREE 3.13 joins arithmetic into one function of as many buffers as there are inputs, and its runtime hands over no
 # more than 32. Some are left for results, and for what else may be joined.

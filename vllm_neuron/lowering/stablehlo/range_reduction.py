@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vllm_neuron.lowering.builders import build, convert, element_of, replace, shape_of, splat, tensor_type
+from vllm_neuron.lowering.stablehlo.builders import build, convert, element_of, replace, shape_of, splat, tensor_type
 
 # A turn, in parts that add up to it: Cody and Waite's reduction. The first two have 8 binary digits, so that their
 # product with up to 2**16 turns, angles up to 4e5, is exact.

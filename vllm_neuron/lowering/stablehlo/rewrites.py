@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from vllm_neuron.lowering import denormals
-from vllm_neuron.lowering.arctangent import signed_angle
-from vllm_neuron.lowering.builders import (
+from vllm_neuron.lowering.stablehlo import denormals
+from vllm_neuron.lowering.stablehlo.arctangent import signed_angle
+from vllm_neuron.lowering.stablehlo.builders import (
     build,
     compare,
     constant,
@@ -20,8 +20,8 @@ from vllm_neuron.lowering.builders import (
     splat,
     tensor_type,
 )
-from vllm_neuron.lowering.compilable import reverse_as_signed, split_contraction
-from vllm_neuron.lowering.periodic import reduce_angle
+from vllm_neuron.lowering.stablehlo.compilable import reverse_as_signed, split_contraction
+from vllm_neuron.lowering.stablehlo.range_reduction import reduce_angle
 
 _DTYPES = {
     "f64": torch.float64,

@@ -12,7 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_neuron.lowering.builders import build, compare, convert, element_of, replace, shape_of, splat, tensor_type
+from vllm_neuron.lowering.stablehlo.builders import (
+    build,
+    compare,
+    convert,
+    element_of,
+    replace,
+    shape_of,
+    splat,
+    tensor_type,
+)
 
 # Element type to the integer of its size, the bits of its fraction, and the exponent of the least denormal.
 _FORMATS = {"f64": ("i64", 52, -1074), "f32": ("i32", 23, -149), "bf16": ("i16", 7, -133)}

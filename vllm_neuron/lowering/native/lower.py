@@ -15,9 +15,11 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vllm_neuron.errors import UnsupportedOpError
-from vllm_neuron.lowering import dispatches, literals, passes, protection, stablehlo
 from vllm_neuron.lowering.canonical import CanonicalGraph, tensor_spec
 from vllm_neuron.lowering.module import LoweredModule
+from vllm_neuron.lowering.native import literals
+from vllm_neuron.lowering.shared import passes
+from vllm_neuron.lowering.stablehlo import copy_insertion, dispatches, rewrites
 
 _PIPELINES = (
     "builtin.module(func.func(torch-match-quantized-custom-ops),"
@@ -45,10 +47,10 @@ def lower(graph: CanonicalGraph) -> LoweredModule:
             raise UnsupportedOpError(_explain(prepared, error)) from error
     literals.restore_literals(module, numbers)
     _run(module, _SIMPLIFY)
-    stablehlo.rewrite(module)
+    rewrites.rewrite(module)
     _run(module, _CLEAN)
     dispatches.split_wide(module)
-    protection.protect(module, graph.abi.aliases)
+    copy_insertion.insert_copies(module, graph.abi.aliases)
     text = module.operation.get_asm(enable_debug_info=False)
     return LoweredModule("stablehlo", text.encode(), graph.abi)
 

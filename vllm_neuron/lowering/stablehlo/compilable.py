@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_neuron.lowering.builders import build, element_of, replace, shape_of, tensor_type
+from vllm_neuron.lowering.stablehlo.builders import build, element_of, replace, shape_of, tensor_type
 
 
 def split_contraction(operation: Any) -> None:

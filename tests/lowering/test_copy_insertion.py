@@ -12,8 +12,8 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vllm_neuron.lowering.canonical import canonicalize
-from vllm_neuron.lowering.decompositions import decomposition_table
-from vllm_neuron.lowering.native import lower
+from vllm_neuron.lowering.decompositions.table import decomposition_table
+from vllm_neuron.lowering.native.lower import lower
 
 
 def run(function: Callable[..., Any], *arguments: Tensor) -> Any:
