@@ -1,4 +1,4 @@
-"""A part of the package imports only from its own floor's part, or from parts on floors below it."""
+"""The house: a part imports only from floors below its own, and files and folders stay small."""
 
 from __future__ import annotations
 
@@ -165,3 +165,10 @@ def test_nothing_reaches_up_by_a_name() -> None:
                 named = [above for above in FLOOR_OF if f"vllm_neuron.{above}." in node.value]
                 upward.update((relative(file), above) for above in named if FLOOR_OF[above] > FLOOR_OF[part])
     assert not upward
+
+
+def test_a_file_is_read_in_one_sitting_and_a_folder_at_one_look() -> None:
+    long = [relative(file) for file in FILES if len(file.read_text().splitlines()) > 300]
+    folders = {file.parent for file in FILES}
+    full = [str(folder.relative_to(PACKAGE)) for folder in folders if len(list(folder.glob("*.py"))) > 15]
+    assert (long, full) == ([], [])
