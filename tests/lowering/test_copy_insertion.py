@@ -1,4 +1,4 @@
-"""Each protection against what IREE 3.13 does wrong, by a program that is wrong without it."""
+"""Copy insertion, and what else is there for IREE 3.13, each by a program that is wrong without it."""
 
 from __future__ import annotations
 

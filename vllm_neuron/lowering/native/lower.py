@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vllm_neuron.errors import UnsupportedOpError
-from vllm_neuron.lowering.canonical import CanonicalGraph, tensor_spec
+from vllm_neuron.lowering.canonical import CanonicalGraph
 from vllm_neuron.lowering.module import LoweredModule
-from vllm_neuron.lowering.native import literals
+from vllm_neuron.lowering.native import checks, import_forms, literals
 from vllm_neuron.lowering.shared import passes
 from vllm_neuron.lowering.stablehlo import copy_insertion, dispatches, rewrites
 
@@ -38,8 +38,9 @@ def lower(graph: CanonicalGraph) -> LoweredModule:
     """
     # Dynamo compiles while its own fake mode is active.
     with _disable_current_modes():
-        _refuse_complex(graph.graph_module)
+        checks.refuse_unsupported(graph.graph_module)
         prepared = passes.prepare(graph.graph_module)
+        import_forms.replace_forms(prepared)
         numbers = literals.hide_literals(prepared)
         try:
             module = _to_stablehlo(prepared)
@@ -53,16 +54,6 @@ def lower(graph: CanonicalGraph) -> LoweredModule:
     copy_insertion.insert_copies(module, graph.abi.aliases)
     text = module.operation.get_asm(enable_debug_info=False)
     return LoweredModule("stablehlo", text.encode(), graph.abi)
-
-
-def _refuse_complex(gm: GraphModule) -> None:
-    for node in gm.graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.dtype.is_complex:
-            name = passes.describe(node) if node.op == "call_function" else "an input"
-            raise UnsupportedOpError(
-                f"{name} is {tensor_spec(node)}: complex numbers are not supported; use real and imaginary parts"
-            )
 
 
 def _to_stablehlo(graph: Graph) -> Any:

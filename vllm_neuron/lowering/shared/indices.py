@@ -47,34 +47,34 @@ def writes_nothing(node: Node) -> bool:
     return indexed and not all(argument.meta["val"].numel() for argument in node.all_input_nodes[1:])
 
 
-def guard_indices(graph: Graph) -> None:
-    """Wrap negative indices and clamp the rest, in place.
+def bound_indices(graph: Graph) -> None:
+    """Count negative indices from the end and clamp the rest, in place.
 
     StableHLO leaves both undefined, and on a CPU they read and write memory that belongs to others. Where torch
     would raise an error for an index out of range, the nearest element is used.
     """
-    guards: dict[tuple[Node, int], Node] = {}
+    bounded: dict[tuple[Node, int], Node] = {}
 
-    def guard(node: Node, index: Any, size: int) -> Any:
+    def bound(node: Node, index: Any, size: int) -> Any:
         if not isinstance(index, Node) or index.meta["val"].dtype == torch.bool or size == 0:
             return index
-        if (index, size) not in guards:
+        if (index, size) not in bounded:
             with graph.inserting_before(node):
-                guards[index, size] = _in_range(graph, index, size)
-        return guards[index, size]
+                bounded[index, size] = _in_range(graph, index, size)
+        return bounded[index, size]
 
     for node in list(graph.nodes):
         args = list(node.args)
         if node.target in _PER_DIM:
             shape = args[0].meta["val"].shape
-            args[1] = [guard(node, index, shape[dim]) for dim, index in enumerate(args[1])]
+            args[1] = [bound(node, index, shape[dim]) for dim, index in enumerate(args[1])]
         elif node.target in _ROWS:
-            args[1] = guard(node, args[1], args[0].meta["val"].shape[0])
+            args[1] = bound(node, args[1], args[0].meta["val"].shape[0])
         elif node.target in _FLAT:
-            args[1] = guard(node, args[1], args[0].meta["val"].numel())
+            args[1] = bound(node, args[1], args[0].meta["val"].numel())
         elif node.target in _ALONG_DIM:
             shape = args[0].meta["val"].shape
-            args[2] = guard(node, args[2], shape[args[1]] if shape else 1)
+            args[2] = bound(node, args[2], shape[args[1]] if shape else 1)
         node.args = tuple(args)
 
 

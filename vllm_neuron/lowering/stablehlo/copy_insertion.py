@@ -67,15 +67,15 @@ def insert_copies(module: Any, aliases: Sequence[int]) -> None:
     """Rewrite ``main`` of ``module``; output ``k`` is the new value of input ``aliases[k]``.
 
     Marks with ``tf.aliasing_output`` the inputs that are written in place. No simplification may follow: it
-    could undo the protection.
+    could undo it.
     """
     from torch_mlir import ir
 
     with module.context, ir.Location.unknown():
         function = module.body.operations[0].operation
-        protection = _Protection(function.regions[0].blocks[0], aliases)
-        protection.run()
-        _mark_aliases(function, protection.in_place)
+        insertion = _CopyInsertion(function.regions[0].blocks[0], aliases)
+        insertion.run()
+        _mark_aliases(function, insertion.in_place)
 
 
 def _mark_aliases(function: Any, in_place: dict[int, int]) -> None:
@@ -89,7 +89,7 @@ def _mark_aliases(function: Any, in_place: dict[int, int]) -> None:
     function.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes)
 
 
-class _Protection:
+class _CopyInsertion:
     def __init__(self, block: Any, aliases: Sequence[int]) -> None:
         self.block = block
         self.aliases = aliases

@@ -1,4 +1,4 @@
-"""An HLO module as StableHLO that IREE compiles soundly: with the same protections as the native route's modules."""
+"""An HLO module as StableHLO that IREE compiles soundly: rewritten as the modules of the native route are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads and writes at places that a tensor names. Negative places count from the end; none leaves its tensor."""
+"""Reads and writes at places that a tensor names, all of which the shared passes have brought in range."""
 
 from __future__ import annotations
 
@@ -16,12 +16,6 @@ from vllm_neuron.lowering.xla.shapes import bounds
 _aten = torch.ops.aten
 
 
-def in_range(index: Array, size: int) -> Array:
-    """Where torch would raise an error for an index out of range, the nearest element is used."""
-    index = jnp.where(index < 0, index + jnp.asarray(size, index.dtype), index)
-    return jnp.clip(index, jnp.asarray(0, index.dtype), jnp.asarray(max(size - 1, 0), index.dtype))
-
-
 def _read(x: Array, places: tuple[Any, ...]) -> Array:
     return x.at[places].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
@@ -32,35 +26,32 @@ def _write(x: Array, places: tuple[Any, ...], values: Array, accumulate: bool = 
     return target.add(values, **options) if accumulate else target.set(values, **options)
 
 
-def _places(call: Call, x: Array, indices: Sequence[Array | None]) -> tuple[Any, ...]:
+def _places(call: Call, indices: Sequence[Array | None]) -> tuple[Any, ...]:
     if any(index is not None and index.dtype == jnp.bool_ for index in indices):
         raise call.unsupported("a mask selects a number of elements that is not known before it runs")
-    return tuple(
-        slice(None) if index is None else in_range(index, size) for index, size in zip(indices, x.shape, strict=False)
-    )
+    return tuple(slice(None) if index is None else index for index in indices)
 
 
 def _along(x: Array, dim: int, index: Array) -> tuple[Any, ...]:
     """Places of a one-dimensional index along ``dim``."""
     dim %= max(x.ndim, 1)
-    return (*[slice(None)] * dim, in_range(jnp.reshape(index, (-1,)), x.shape[dim]))
+    return (*[slice(None)] * dim, jnp.reshape(index, (-1,)))
 
 
 def _aligned(x: Array, dim: int, index: Array) -> tuple[Array, ...]:
     """Places of an index that has the result's shape: itself along ``dim``, and each element's own elsewhere."""
     dim %= x.ndim
     return tuple(
-        in_range(index, x.shape[axis]) if axis == dim else lax.broadcasted_iota(index.dtype, index.shape, axis)
-        for axis in range(x.ndim)
+        index if axis == dim else lax.broadcasted_iota(index.dtype, index.shape, axis) for axis in range(x.ndim)
     )
 
 
 def _embedding(call: Call, weight: Array, index: Array, *padding: Any) -> Array:
-    return _read(weight, (in_range(index, weight.shape[0]),))
+    return _read(weight, (index,))
 
 
 def _index(call: Call, x: Array, indices: Sequence[Array | None]) -> Array:
-    return _read(x, _places(call, x, indices))
+    return _read(x, _places(call, indices))
 
 
 def _index_select(call: Call, x: Array, dim: int, index: Array) -> Array:
@@ -72,25 +63,13 @@ def _gather(call: Call, x: Array, dim: int, index: Array, *, sparse_grad: bool =
 
 
 def _take(call: Call, x: Array, index: Array) -> Array:
-    return _read(jnp.reshape(x, (-1,)), (in_range(index, x.size),))
+    return _read(jnp.reshape(x, (-1,)), (index,))
 
 
 def _index_put(
     call: Call, x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False, *unsafe: bool
 ) -> Array:
-    masks = [index for index in indices if index is not None and index.dtype == jnp.bool_]
-    if masks:
-        return _masked_put(call, x, indices, values, accumulate)
-    return _write(x, _places(call, x, indices), array(values, call.dtype), accumulate)
-
-
-def _masked_put(call: Call, x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool) -> Array:
-    (mask, *more), trailing = indices, x.ndim - indices[0].ndim if indices[0] is not None else 0
-    if more or mask is None or accumulate or (values.size != 1 and values.ndim > trailing):
-        raise call.unsupported("a write through a mask needs one value for all selected elements; use torch.where")
-    if values.size == 1:
-        values = jnp.reshape(values, ())
-    return jnp.where(jnp.reshape(mask, mask.shape + (1,) * trailing), array(values, call.dtype), x)
+    return _write(x, _places(call, indices), array(values, call.dtype), accumulate)
 
 
 def _index_copy(call: Call, x: Array, dim: int, index: Array, values: Array) -> Array:

@@ -105,18 +105,6 @@ def _pad(call: Call, x: Array, pad: Sequence[int], value: float = 0) -> Array:
     return lax.pad(x, array(value or 0, call.dtype), config)
 
 
-def _as_strided(
-    call: Call, x: Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Array:
-    base = call.node.all_input_nodes[0].meta["val"]
-    if not base.is_contiguous() or base.storage_offset():
-        raise call.unsupported("it looks through a view")
-    place = jnp.full((), storage_offset or 0, jnp.int64)
-    for length, step in zip(size, stride, strict=True):
-        place = place[..., None] + jnp.arange(length, dtype=jnp.int64) * step
-    return jnp.reshape(x, (-1,)).at[place].get(mode="promise_in_bounds", wrap_negative_indices=False)
-
-
 def _triangle(call: Call, x: Array, diagonal: int = 0, *, upper: bool) -> Array:
     rows = lax.broadcasted_iota(jnp.int64, x.shape, x.ndim - 2)
     columns = lax.broadcasted_iota(jnp.int64, x.shape, x.ndim - 1)
@@ -179,7 +167,6 @@ TABLE: dict[OpOverload, Operator] = {
     _aten.flip.default: _flip,
     _aten.roll.default: _roll,
     _aten.constant_pad_nd.default: _pad,
-    _aten.as_strided.default: _as_strided,
     _aten.tril.default: lambda call, x, diagonal=0: _triangle(call, x, diagonal, upper=False),
     _aten.triu.default: lambda call, x, diagonal=0: _triangle(call, x, diagonal, upper=True),
     _aten.full.default: _full,

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vllm_neuron.errors import UnsupportedOpError
 from vllm_neuron.lowering.canonical import CanonicalGraph
-from vllm_neuron.lowering.shared.promotion import promote
+from vllm_neuron.lowering.shared import passes
 from vllm_neuron.lowering.xla import elementwise, indexing, products, reductions, shapes
 from vllm_neuron.lowering.xla.call import Array, Call, Operator, jax_dtype, literal
 from vllm_neuron.lowering.xla.proto import without_module_id
@@ -44,8 +44,11 @@ def _stablehlo(graph: CanonicalGraph) -> str:
     shaped: Any = jax.ShapeDtypeStruct
     inputs = [shaped(spec.shape, jax_dtype(getattr(torch, spec.dtype))) for spec in graph.abi.inputs]
 
+    with _disable_current_modes():
+        prepared = passes.prepare(graph.graph_module)
+
     def main(*values: Array) -> tuple[Array, ...]:
-        return _run(graph, values)
+        return _run(graph, prepared, values)
 
     # Without inner jits there is one function, in one piece.
     with _disable_current_modes(), jax.enable_x64(True):
@@ -58,13 +61,10 @@ def _stablehlo(graph: CanonicalGraph) -> str:
     return text
 
 
-def _run(graph: CanonicalGraph, inputs: Sequence[Array]) -> tuple[Array, ...]:
+def _run(graph: CanonicalGraph, prepared: Graph, inputs: Sequence[Array]) -> tuple[Array, ...]:
     values: dict[Node, Any] = {}
     pending = iter(inputs)
-    explicit = Graph(owning_module=graph.graph_module)
-    explicit.output(explicit.graph_copy(graph.graph_module.graph, {}))
-    promote(explicit)
-    for node in explicit.nodes:
+    for node in prepared.nodes:
         if node.op == "placeholder":
             values[node] = next(pending)
         elif node.op == "get_attr":
