@@ -41,7 +41,7 @@ def misfit(node: Node) -> str | None:
     value = node.meta.get("val")
     if node.target not in _POSITIONS or not isinstance(value, torch.Tensor):
         return None
-    if node.target is _aten.pow.Tensor_Scalar and value.dtype in _ANY_POWER:
+    if node.target is _aten.pow.Tensor_Scalar and is_exponent(node.args[1], value.dtype):
         return None
     numbers = [node.args[place] for place in _POSITIONS[node.target] if place < len(node.args)]
     count = min(value.numel(), 2) if node.target in _FILLS else 2
@@ -49,6 +49,11 @@ def misfit(node: Node) -> str | None:
         if isinstance(number, bool | int | float) and (said := _refused(number, value.dtype, count)):
             return said
     return None
+
+
+def is_exponent(number: Any, dtype: torch.dtype) -> bool:
+    """Whether eager PyTorch takes powers of ``dtype`` to ``number``."""
+    return dtype in _ANY_POWER or _refused(number, dtype, 2) is None
 
 
 @functools.cache

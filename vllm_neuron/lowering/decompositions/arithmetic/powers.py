@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 
 from vllm_neuron.lowering.decompositions.arithmetic import floats
 from vllm_neuron.lowering.decompositions.arithmetic.floats import narrowed, widened
+from vllm_neuron.lowering.shared.numbers import is_exponent
 
 _aten = torch.ops.aten
 
@@ -73,6 +74,8 @@ def _log10(x: Tensor) -> Tensor:
 
 def _power(x: _Number, y: _Number) -> Any:
     dtype = torch.result_type(x, y)
+    if not isinstance(y, Tensor) and not is_exponent(y, dtype):
+        return NotImplemented  # The canonical graph refuses it, as eager PyTorch does.
     if not dtype.is_floating_point:
         return _whole_power(x, y, dtype)
     if isinstance(x, Tensor) and not isinstance(y, Tensor):
