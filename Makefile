@@ -5,8 +5,8 @@ PYTHON := .venv/bin/python
 ARGS ?=
 # More than one OpenMP thread on a busy machine makes small models a hundred times slower.
 export OMP_NUM_THREADS := 1
-# Files go to two workers, each to one as a whole: its fixtures are made once.
-PARALLEL := --numprocesses 2 --dist loadfile
+# Files go to two workers, each to one as a whole, in order: fixtures are made once, and long files do not come last.
+PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup slim test test-slow test-next opinfo lint demo bench bench-startup bench-cache bench-setup docs clean
 

@@ -83,7 +83,7 @@ def vllm_with(folder: Path, text: str) -> dict[str, str]:
 
 def own_with(folder: Path, text: str) -> dict[str, str]:
     copy = copy_sources(Path(vllm_neuron.__file__).parent, folder)
-    with (copy / "lowering" / "passes.py").open("a") as file:
+    with (copy / "lowering" / "shared" / "passes.py").open("a") as file:
         file.write(text)
     return {"own": str(copy)}
 
