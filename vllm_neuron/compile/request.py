@@ -49,7 +49,7 @@ def compile_requests(
     """
     requests: dict[str, CompileRequest] = {}
     stablehlo: LoweredModule | None = None
-    for target in targets:
+    for target in {target.name: target for target in targets}.values():
         compiler = compiler_for(target)
         converted = None
         if module.format not in compiler.formats:

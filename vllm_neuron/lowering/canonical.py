@@ -105,7 +105,7 @@ def tensor_spec(node: Node) -> TensorSpec:
         raise CaptureError(
             f"{node.name} has the dynamic shape {tuple(value.shape)}: capture one static shape at a time"
         )
-    return TensorSpec(str(value.dtype).removeprefix("torch."), tuple(value.shape))
+    return TensorSpec.of(value)
 
 
 @dataclass

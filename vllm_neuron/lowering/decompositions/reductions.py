@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
 from vllm_neuron.lowering.decompositions import pools
+from vllm_neuron.lowering.shared.half import HALF
 
 _aten = torch.ops.aten
 
@@ -24,7 +25,6 @@ Rule = Callable[..., Any]
 """A decomposition that returns ``NotImplemented`` for what it leaves to others."""
 
 _UNSIGNED = (torch.bool, torch.uint8)
-_HALF = (torch.bfloat16, torch.float16)
 
 
 def first_of(*rules: Rule | None) -> Rule:
@@ -81,7 +81,7 @@ def _widened(op: OpOverload) -> Rule:
 
     def widened(x: Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
         result = dtype or x.dtype
-        if result not in _HALF or not x.dtype.is_floating_point:
+        if result not in HALF or not x.dtype.is_floating_point:
             return NotImplemented
         x, args = tree_map(_widen, (x, args))
         return op(x, *args, **kwargs).to(result)
@@ -90,7 +90,7 @@ def _widened(op: OpOverload) -> Rule:
 
 
 def _widen(value: Any) -> Any:
-    return value.to(torch.float32) if isinstance(value, Tensor) and value.dtype in _HALF else value
+    return value.to(torch.float32) if isinstance(value, Tensor) and value.dtype in HALF else value
 
 
 def _in_32_bits(op: OpOverload) -> Rule:
@@ -176,7 +176,7 @@ def _variance(
     if not x.numel():
         mean = x.mean(dim, keepdim)
         return (mean, mean) if op is _aten.var_mean.correction else mean
-    if x.dtype not in _HALF:
+    if x.dtype not in HALF:
         return NotImplemented
     results = op(x.to(torch.float32), dim, correction=correction, keepdim=keepdim)
     return tree_map(lambda one: one.to(x.dtype), results)

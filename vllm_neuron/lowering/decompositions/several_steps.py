@@ -10,8 +10,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map_only
 
+from vllm_neuron.lowering.shared.half import HALF
+
 _aten = torch.ops.aten
-_HALF = (torch.bfloat16, torch.float16)
 _SQRT_2_OVER_PI = 0.7978845608028654
 
 _OPERATORS = (
@@ -29,7 +30,7 @@ def several_steps(table: dict[OpOverload, Callable[..., Any]]) -> dict[OpOverloa
 def _rounded_once(op: OpOverload, otherwise: Callable[..., Any] | None) -> Callable[..., Any]:
     def rounded_once(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         tensors = [x, *(arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor))]
-        if any(tensor.dtype not in _HALF for tensor in tensors):
+        if any(tensor.dtype not in HALF for tensor in tensors):
             return otherwise(x, *args, **kwargs) if otherwise else NotImplemented
         wide_args, wide_kwargs = tree_map_only(Tensor, Tensor.float, ((x, *args), kwargs))
         return tree_map_only(Tensor, lambda result: result.to(x.dtype), op(*wide_args, **wide_kwargs))
@@ -39,7 +40,7 @@ def _rounded_once(op: OpOverload, otherwise: Callable[..., Any] | None) -> Calla
 
 def _gelu(x: Tensor, *, approximate: str = "none") -> Any:
     """In 64 bits by way of an exponential: IREE has no hyperbolic tangent of them."""
-    if x.dtype in _HALF:
+    if x.dtype in HALF:
         return _aten.gelu.default(x.float(), approximate=approximate).to(x.dtype)
     if x.dtype == torch.float64 and approximate == "tanh":
         return x * torch.sigmoid(2 * _SQRT_2_OVER_PI * (x + 0.044715 * x**3))

@@ -14,12 +14,12 @@ from vllm_neuron.lowering.decompositions import recurrent, scatters, sorting
 from vllm_neuron.lowering.decompositions.arithmetic import division, special
 from vllm_neuron.lowering.decompositions.arithmetic.doubles import doubles
 from vllm_neuron.lowering.decompositions.arithmetic.powers import powers
+from vllm_neuron.lowering.decompositions.arithmetic.reciprocal import reciprocal
 from vllm_neuron.lowering.decompositions.attention import fused_attention
 from vllm_neuron.lowering.decompositions.clamps import clamps
 from vllm_neuron.lowering.decompositions.edges import edges
 from vllm_neuron.lowering.decompositions.reductions import reductions
 from vllm_neuron.lowering.decompositions.several_steps import several_steps
-from vllm_neuron.lowering.stablehlo.denormals import reciprocal
 
 _aten = torch.ops.aten
 

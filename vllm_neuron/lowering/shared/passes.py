@@ -46,7 +46,7 @@ def describe(node: Node) -> str:
 def _describe_argument(arg: Any) -> str:
     value = arg.meta.get("val") if isinstance(arg, Node) else None
     if isinstance(value, torch.Tensor):
-        return str(TensorSpec(str(value.dtype).removeprefix("torch."), tuple(value.shape)))
+        return str(TensorSpec.of(value))
     if isinstance(arg, list | tuple):
         return f"[{', '.join(map(_describe_argument, arg))}]"
     return str(arg)

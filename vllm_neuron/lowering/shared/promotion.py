@@ -11,6 +11,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from vllm_neuron.lowering.shared.half import HALF
 from vllm_neuron.lowering.shared.indices import call
 
 _aten = torch.ops.aten
@@ -18,7 +19,6 @@ _CONVERT = torch.ops.prims.convert_element_type.default
 
 # Of 16-bit floats, torch takes the second operand of these in 32 bits, as it is given, where it has no dimensions.
 _FACTORS = frozenset({_aten.mul.Tensor, _aten.div.Tensor})
-_HALF = (torch.bfloat16, torch.float16)
 
 
 def promote(graph: Graph) -> None:
@@ -35,7 +35,7 @@ def _promote(graph: Graph, node: Node) -> None:
     if not isinstance(value, torch.Tensor) or len({operand.meta["val"].dtype for operand in operands}) < 2:
         return
     common = value.dtype if value.dtype != torch.bool else _compared_in(operands)
-    wide = node.target in _FACTORS and common in _HALF and not operands[1].meta["val"].dim()
+    wide = node.target in _FACTORS and common in HALF and not operands[1].meta["val"].dim()
     dtype = torch.float32 if wide else common
     with graph.inserting_before(node):
         converted = {one: _as(graph, one, dtype) for one in operands}

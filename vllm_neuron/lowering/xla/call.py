@@ -13,14 +13,14 @@ import torch
 from jax import lax
 from torch.fx import Node
 
+from vllm_neuron.abi import dtype_name
 from vllm_neuron.errors import UnsupportedOpError
+from vllm_neuron.lowering.shared.half import wide
 from vllm_neuron.lowering.shared.passes import describe
 
 Array = jax.Array
 # Takes the call, then the operator's own arguments. The result may have another dtype than torch's: it is converted.
 Operator = Callable[..., Any]
-
-_SMALL_FLOATS = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,9 @@ class Call:
         return UnsupportedOpError(f"{describe(self.node)} is not supported on the XLA route{why and f': {why}'}")
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """``float32`` for floats of 16 bits; other dtypes as they are."""
-    return torch.float32 if dtype in _SMALL_FLOATS else dtype
-
-
 def jax_dtype(dtype: torch.dtype) -> Any:
     """The NumPy dtype of the same name, which for small floats comes from ml_dtypes."""
-    return jnp.dtype(str(dtype).removeprefix("torch."))
+    return jnp.dtype(dtype_name(dtype))
 
 
 def array(value: Any, dtype: torch.dtype) -> Array:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_HALF = (torch.bfloat16, torch.float16)
+from vllm_neuron.lowering.shared.half import HALF, wide
+
 # A double: 11 bits of exponent, 52 of fraction.
 _FRACTION = 52
 _IMPLICIT = 1 << _FRACTION
@@ -68,7 +69,7 @@ def fmod(x: Number, y: Number) -> Tensor:
 def _stepped(dtype: torch.dtype, divisor: Number) -> torch.dtype:
     """The dtype that torch rounds every step to: by one number, 16-bit floats are divided in 32 bits."""
     alone = not isinstance(divisor, Tensor) or not divisor.dim()
-    return torch.float32 if dtype in _HALF and alone else dtype
+    return torch.float32 if dtype in HALF and alone else dtype
 
 
 def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -76,7 +77,7 @@ def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
 
     In integers, because IREE leaves out a conversion to 16 bits that is followed by the one back.
     """
-    if dtype not in _HALF:
+    if dtype not in HALF:
         return value
     bits = value.view(torch.int32)
     dropped = 16 if dtype == torch.bfloat16 else 13
@@ -88,10 +89,6 @@ def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(value.isnan(), value, nearest)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in _HALF else dtype
-
-
 def _operand(number: Number, dtype: torch.dtype, stepped: torch.dtype) -> Tensor:
     """An operand as torch takes it: of the dtype of the result, or as it is where the steps are wider than that."""
     if not isinstance(number, Tensor):
@@ -100,7 +97,7 @@ def _operand(number: Number, dtype: torch.dtype, stepped: torch.dtype) -> Tensor
         number = torch.full((), number, dtype=exact)
     elif number.dim():
         number = number.to(dtype)
-    return number.to(stepped).to(_wide(stepped))
+    return number.to(stepped).to(wide(stepped))
 
 
 def _rest(dividend: Tensor, divisor: Tensor) -> Tensor:
