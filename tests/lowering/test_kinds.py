@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from kind_cases import KINDS
-from torch.utils._pytree import tree_flatten
 
+from tests.support.closeness import assert_equal_to_eager
+from vllm_neuron.abi import TensorSpec
 from vllm_neuron.compilers.base import run_compiler
 from vllm_neuron.compilers.iree import IreeCompiler
 from vllm_neuron.errors import CompileError
 from vllm_neuron.lowering.decompositions import sorting
+from vllm_neuron.lowering.shared.carriers import carried, carried_spec
 
 TOLERANCE = {
     torch.float32: 1e-5,
@@ -40,20 +42,7 @@ def test_equals_eager(kind: str, backend: str) -> None:
         actual = torch.compile(run, backend=backend, fullgraph=True, dynamic=False)(mine)
         expected = run(eager)
     for name, *pair in zip(cases, zip(actual, mine, strict=True), zip(expected, eager, strict=True), strict=True):
-        results, references = (tree_flatten(values)[0] for values in pair)
-        for index, (result, reference) in enumerate(zip(results, references, strict=True)):
-            assert result.dtype == reference.dtype, f"{name}, result {index}"
-            tolerance = TOLERANCE.get(reference.dtype, 0)
-            if reference.dtype.itemsize == 1 and reference.dtype.is_floating_point:
-                result, reference = result.float(), reference.float()
-            torch.testing.assert_close(
-                result,
-                reference,
-                rtol=tolerance,
-                atol=tolerance,
-                equal_nan=True,
-                msg=lambda text, where=f"{name}, result {index}": f"{where}: {text}",
-            )
+        assert_equal_to_eager(name, pair[0], pair[1], TOLERANCE)
 
 
 DTYPES = [
@@ -97,3 +86,10 @@ def test_a_failure_of_the_compiler_is_one_line_that_names_the_operation(tmp_path
     assert "At stablehlo.reverse of tensor<4xui8>. First error: graph.mlir:2:8: error: " in message
     assert message.endswith(f"Log: {tmp_path / 'compiler.log'}")
     assert len(message) < 1000
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.bfloat16], ids=str)
+def test_a_spec_is_carried_as_its_tensor_is(dtype: torch.dtype) -> None:
+    """A loaded model's weights are compared, by spec, with what a graph takes."""
+    tensor = torch.zeros(3, 4, dtype=dtype)
+    assert carried_spec(TensorSpec.of(tensor)) == TensorSpec.of(carried(tensor))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from op_cases import GROUPS, NATIVE_ONLY, UNSUPPORTED, Case
 from torch._dynamo.exc import BackendCompilerFailed
-from torch.utils._pytree import tree_flatten
 
+from tests.support.closeness import assert_equal_to_eager
 from vllm_neuron.errors import UnsupportedOpError
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -42,17 +42,7 @@ def test_what_only_the_native_route_has_equals_eager() -> None:
 
 def check(cases: dict[str, Case], backend: str) -> None:
     for name, actual, expected in zip(cases, *compiled(cases, backend), strict=True):
-        pairs = zip(tree_flatten(actual)[0], tree_flatten(expected)[0], strict=True)
-        for index, (result, reference) in enumerate(pairs):
-            tolerance = TOLERANCE.get(reference.dtype, 0)
-            torch.testing.assert_close(
-                result,
-                reference,
-                rtol=tolerance,
-                atol=tolerance,
-                equal_nan=True,
-                msg=lambda text, where=f"{name}, result {index}": f"{where}: {text}",
-            )
+        assert_equal_to_eager(name, actual, expected, TOLERANCE)
 
 
 @pytest.mark.parametrize(

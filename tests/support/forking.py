@@ -187,9 +187,11 @@ def _forget_the_parent() -> None:
     """What importing did in the parent, done again: it looked at the environment, and has files that stay its own."""
     from vllm_neuron import logs, metrics
     from vllm_neuron.execute.start_report import note_process_start
+    from vllm_neuron.model.patches import configuration
 
     if metrics._shared is not None:
         metrics._shared._finalizer.detach()  # type: ignore[attr-defined]
+    configuration.set_vllm_variables()
     metrics.share()
     note_process_start()
     logs.set_level()

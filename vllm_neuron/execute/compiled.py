@@ -15,7 +15,7 @@ from vllm_neuron.execute.start_report import StartClock
 from vllm_neuron.graphs.graph_set import PreparedGraph
 from vllm_neuron.graphs.loaded_model import LoadedModel
 from vllm_neuron.host.cpu import check_features
-from vllm_neuron.lowering.shared.carriers import carried
+from vllm_neuron.lowering.shared.carriers import carried, carried_spec
 from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.model.step import StepModel
 from vllm_neuron.runtime.base import BoundCall
@@ -65,7 +65,7 @@ class CompiledExecutor:
         Raises :class:`CacheMissError` in strict mode, for all misses at once.
         """
         with self._clock.phase("wait_for_graphs"):
-            specs = {name: TensorSpec.of(tensor) for name, tensor in self._inputs.items()}
+            specs = {name: carried_spec(TensorSpec.of(tensor)) for name, tensor in self._inputs.items()}
             graphs = self._source.wait(LoadedModel(self._model, specs))
         with self._clock.phase("load_graphs"):
             self._graphs = {graph.bucket: self._load(graph) for graph in graphs}

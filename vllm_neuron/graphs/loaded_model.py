@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that has its values, and its weights and KV caches by the names that graphs use."""
+    """A model that has its values, and its weights and KV caches by the names that graphs use, as graphs take them."""
 
     step_model: StepModel
     inputs: Mapping[str, TensorSpec]

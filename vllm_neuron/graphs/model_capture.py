@@ -24,6 +24,7 @@ from vllm.model_executor.model_loader.utils import get_model_architecture
 from vllm_neuron.abi import InputName, TensorSpec
 from vllm_neuron.compile.capture import capture
 from vllm_neuron.graphs.trace_cache import CapturedGraph
+from vllm_neuron.lowering.shared.carriers import carried_spec
 from vllm_neuron.model.buckets import Bucket
 from vllm_neuron.model.groups import init_groups_alone
 from vllm_neuron.model.kv import planned_blocks
@@ -67,7 +68,12 @@ class ModelCapture:
             graph = capture(self._forward, specs, self._kv, self._mode)
         module = lower(graph, self._route)
         seconds = time.monotonic() - start
-        unread = {name: spec for name, spec in specs.items() if name not in graph.input_names and name not in step}
+        # As the inputs of the graph are told: a loaded model is compared with both.
+        unread = {
+            name: carried_spec(spec)
+            for name, spec in specs.items()
+            if name not in graph.input_names and name not in step
+        }
         return CapturedGraph(bucket, module, graph.input_names, seconds, unread)
 
     def _forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vllm_neuron.abi import TensorSpec, dtype_name
+
 
 def needs_carrier(dtype: torch.dtype) -> bool:
     """Whether a tensor of that dtype crosses the boundary of a graph as one of another."""
@@ -19,6 +21,14 @@ def carried(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
     return tensor.view(torch.uint8) if needs_carrier(tensor.dtype) else tensor
+
+
+def carried_spec(spec: TensorSpec) -> TensorSpec:
+    """The spec of what :func:`carried` makes of a tensor of ``spec``."""
+    dtype = spec.torch_dtype
+    if dtype.is_complex:
+        return TensorSpec(dtype_name(dtype.to_real()), (*spec.shape, 2))
+    return TensorSpec(dtype_name(torch.uint8), spec.shape) if needs_carrier(dtype) else spec
 
 
 def restored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
