@@ -34,6 +34,9 @@ class Proxy(BaseHTTPRequestHandler):
                 headers = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items() if "oxy-" not in name)
                 host.sendall(f"{self.command} {path} HTTP/1.1\r\n{headers}Connection: close\r\n\r\n".encode())
                 host.sendall(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+                # Who is not told that the connection ends with this answer asks on it again, while it is being closed.
+                status, _, more = host.recv(1 << 16).partition(b"\r\n")
+                self.connection.sendall(status + b"\r\nConnection: close\r\n" + more)
             self.relay(host)
         self.close_connection = True
 
