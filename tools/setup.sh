@@ -4,6 +4,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 venv=.venv
+# A link leads to the environment of another checkout, which is used as it is.
+if [[ -L $venv ]]; then
+    exit 0
+fi
 stamp=$venv/.setup
 # The folder is part of the stamp: a virtual environment does not survive being moved.
 wanted="$PWD $(cat requirements/*.txt pyproject.toml tools/setup.sh | cksum)"

@@ -137,8 +137,10 @@ def drain_before_shutdown() -> None:
     """Have one of several API servers answer what it has begun, within the timeout, before it lets go of the engine.
 
     vLLM has the process that manages the engine drain it, which is not this one: its requests would wait without end.
-    Can go when each API server waits for its own.
+    And it closes the connection to the engine before it stops the task that reads from it, which may then log that the
+    engine is dead. Can go when each API server waits for its own, and stops that task first.
     """
+    from vllm.utils.async_utils import cancel_task_threadsafe
     from vllm.v1.engine.async_llm import AsyncLLM
 
     shutdown = AsyncLLM.shutdown
@@ -149,6 +151,7 @@ def drain_before_shutdown() -> None:
         # In the main thread, where it is called once more, nothing can be answered in the meantime.
         while threading.current_thread() is not threading.main_thread() and time.monotonic() < end:
             if not llm.get_num_unfinished_requests():
+                cancel_task_threadsafe(llm.output_handler)
                 break
             time.sleep(0.05)
         shutdown(llm, timeout=timeout)
