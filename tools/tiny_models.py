@@ -20,9 +20,10 @@ _SIZES: dict[str, int] = {
     **dict.fromkeys(("head_dim", "global_head_dim", "attention_head_dim", "v_head_dim", "kv_channels"), 16),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim"), 128),
     **dict.fromkeys(("moe_intermediate_size", "expert_intermediate_size", "shared_expert_intermediate_size"), 32),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8),
     **dict.fromkeys(("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", "num_experts_per_token"), 2),
-    **dict.fromkeys(("n_group", "topk_group", "num_expert_group"), 1),
+    **dict.fromkeys(("n_group", "num_expert_group"), 4),
+    "topk_group": 2,
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"), 256),
     **dict.fromkeys(("sliding_window", "sliding_window_size"), 24),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim"), 32),
@@ -63,7 +64,9 @@ def make_tiny(folder: Path, model_type: str, dtype: str = "float32", seed: int =
     config.dtype = dtype
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        for parameter in model.parameters():
+        # A mixture's correction of its scores is a buffer.
+        biases = [buffer for name, buffer in model.named_buffers() if name.endswith("bias")]
+        for parameter in [*model.parameters(), *biases]:
             # Not zeros and ones, under which a bias or a norm that is left out would change nothing.
             parameter.add_(torch.randn_like(parameter) * 0.05)
     model.save_pretrained(folder)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -70,31 +69,12 @@ def test_the_command_itself(tiny_config: Path) -> None:
 
 
 def test_layers_are_refused_before_weights_are_missed(tmp_path: Path) -> None:
-    """A mixture that routes by sigmoids in groups: the folder has no weights, and nothing looks for them."""
-    import transformers
-
-    folder = make_tiny(tmp_path / "model", weights=False)
-    config: Any = transformers.Glm4MoeConfig(
-        vocab_size=1024,
-        hidden_size=128,
-        intermediate_size=128,
-        moe_intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_group=2,
-        topk_group=1,
-        first_k_dense_replace=1,
-        architectures=["Glm4MoeForCausalLM"],
-        dtype="float32",
-    )
-    config.save_pretrained(folder)
+    """A mixture that is told to route at random: the folder has no weights, and nothing looks for them."""
+    folder = make_tiny(tmp_path / "model", "qwen3_moe", weights=False)
+    env = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
     args = {"model": str(folder), "dtype": "float32", "max_model_len": 64, "max_num_seqs": 1}
-    (refused,) = run_cases([{"do": "generate", "args": args, "calls": []}])
+    (refused,) = run_cases([{"do": "generate", "args": args, "calls": [], "env": env}])
     shutil.rmtree(folder)
     assert refused["kinds"][0] == "UnsupportedError", refused["log"]
-    assert "a mixture of experts with routing other than the softmax of the router's scores" in refused["error"]
+    assert "a mixture of experts with routing by RoutingSimulatorRouter" in refused["error"]
     assert refused["error"].endswith("Serve another model")

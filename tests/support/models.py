@@ -19,6 +19,7 @@ ARCHITECTURES = (
     "mixtral",
     "qwen3_moe",
     "qwen2_moe",
+    "glm4_moe",
 )
 MAX_POSITIONS = 512
 SLIDING_WINDOW = 24
@@ -49,6 +50,9 @@ def make_tiny(folder: Path, architecture: str = "llama", dtype: str = "float32",
         return folder
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.rand_like(buffer))
     if architecture == "gemma2":
         # Its embeddings are scaled up and also the output head: unless they are small, it repeats its input.
         model.get_input_embeddings().weight.data.mul_(0.05)
@@ -125,6 +129,11 @@ def _config(architecture: str, tokenizer: Any) -> Any:
         ),
         "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**headed, **mixture, norm_topk_prob=True),
         "qwen2_moe": lambda: transformers.Qwen2MoeConfig(**decoder, **mixture, shared_expert_intermediate_size=64),
+        # Enough experts that a step of one token gathers the weights of those that it chose.
+        "glm4_moe": lambda: transformers.Glm4MoeConfig(
+            **headed, num_experts_per_tok=2, moe_intermediate_size=96, n_routed_experts=16, n_shared_experts=1,
+            n_group=4, topk_group=2, routed_scaling_factor=2.5, first_k_dense_replace=1,
+        ),
         "opt": lambda: transformers.OPTConfig(**common, ffn_dim=256, word_embed_proj_dim=128, init_std=0.15),
     }  # fmt: skip
     return makers[architecture]()

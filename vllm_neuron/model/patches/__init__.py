@@ -8,7 +8,7 @@ here                changes
 ==================  ====================================================================================
 ``configuration``   variables of vLLM, its configuration classes, its parser
 ``building``        the model that vLLM builds and loads, over fake tensors too
-``mixtures``        the router and the opaque operator of a mixture of experts
+``mixtures``        the routers and the opaque operator of a mixture of experts
 ``inspection``      two tracebacks in vLLM's log
 ``torchvision``     imports of torchvision, where there is none
 ==================  ====================================================================================
