@@ -1,4 +1,4 @@
-"""Routing chooses what Hugging Face's own routers choose, with the same weights; both ways to mix experts agree."""
+"""Routing chooses what Hugging Face's own routers choose, with the same weights."""
 
 from __future__ import annotations
 
