@@ -28,6 +28,16 @@ PROMPTS = [
     "mode", ["eager", pytest.param("compiled", marks=pytest.mark.slow), "compiled by the XLA route"]
 )
 def test_greedy_tokens_equal_the_reference(tiny: Callable[[str], Path], architectures: list[str], mode: str) -> None:
+    compare(tiny, architectures, mode)
+
+
+@pytest.mark.slow
+def test_a_mixture_that_gathers_the_experts_it_chose(tiny: Callable[[str], Path]) -> None:
+    """Groups, a bias of the scores, a shared expert; one token at a time reads the chosen experts alone."""
+    compare(tiny, ["glm4_moe"], "compiled")
+
+
+def compare(tiny: Callable[[str], Path], architectures: list[str], mode: str) -> None:
     cases = [
         {
             "do": "generate",

@@ -19,7 +19,6 @@ ARCHITECTURES = (
     "mixtral",
     "qwen3_moe",
     "qwen2_moe",
-    "glm4_moe",
 )
 MAX_POSITIONS = 512
 SLIDING_WINDOW = 24
