@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,15 +25,30 @@ def made(bias: bool) -> Any:
     return SimpleNamespace(activation=MoEActivation.SILU, swiglu_limit=None, **tensors)
 
 
-def by_a_loop(layer: Any, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def silu_gated(hidden: torch.Tensor) -> torch.Tensor:
+    return F.silu(hidden[:INNER]) * hidden[INNER:]
+
+
+def clamped(hidden: torch.Tensor) -> torch.Tensor:
+    """As gpt-oss has it, with gate and up one after the other."""
+    gate, up = hidden[:INNER].clamp(max=2.0), hidden[INNER:].clamp(-2.0, 2.0)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1.0)
+
+
+def by_a_loop(
+    layer: Any,
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    activation: Callable[[torch.Tensor], torch.Tensor] = silu_gated,
+) -> torch.Tensor:
     zeros = [torch.zeros(EXPERTS, 2 * INNER), torch.zeros(EXPERTS, HIDDEN)]
     inner, outer = (getattr(layer, name, zero) for name, zero in zip(("w13_bias", "w2_bias"), zeros, strict=True))
     output = torch.zeros_like(x)
     for token in range(TOKENS):
         for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):
             hidden = F.linear(x[token], layer.w13_weight[expert], inner[expert])
-            mixed = F.silu(hidden[:INNER]) * hidden[INNER:]
-            output[token] += weight * F.linear(mixed, layer.w2_weight[expert], outer[expert])
+            output[token] += weight * F.linear(activation(hidden), layer.w2_weight[expert], outer[expert])
     return output
 
 
@@ -43,6 +59,14 @@ def test_experts_are_mixed(mix: Any, bias: bool) -> None:
     ids = torch.stack([torch.randperm(EXPERTS)[:K] for _ in range(TOKENS)])
     weights = torch.rand(TOKENS, K)
     torch.testing.assert_close(mix(layer, x, weights, ids), by_a_loop(layer, x, weights, ids))
+
+
+def test_a_limit_clamps_gate_and_up() -> None:
+    layer, x = made(bias=True), torch.randn(TOKENS, HIDDEN)
+    limit = {"swiglu_limit": 2.0, "swiglu_alpha": 1.702, "swiglu_beta": 1.0}
+    vars(layer).update(limit, activation=MoEActivation.SWIGLUOAI_UNINTERLEAVE)
+    ids, weights = torch.tensor([[0, 3]] * TOKENS), torch.rand(TOKENS, K)
+    torch.testing.assert_close(mix_all(layer, x, weights, ids), by_a_loop(layer, x, weights, ids, clamped))
 
 
 def test_few_choices_gather_their_experts() -> None:

@@ -102,8 +102,8 @@ def _swish_gated(layer: Any, hidden: torch.Tensor) -> torch.Tensor:
     gate, up = hidden.chunk(2, dim=-1)
     if layer.swiglu_limit is None:
         return F.silu(gate) * up
-    alpha, beta = (given if given is not None else default for given, default in
-                   ((layer.swiglu_alpha, 1.0), (layer.swiglu_beta, 0.0)))  # fmt: skip
+    alpha = 1.0 if layer.swiglu_alpha is None else layer.swiglu_alpha
+    beta = 0.0 if layer.swiglu_beta is None else layer.swiglu_beta
     return _clamped_swiglu(gate, up, layer.swiglu_limit, alpha, beta)
 
 
